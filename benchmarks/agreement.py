@@ -60,7 +60,9 @@ def task_of(name: str, spec: LocalTraining, dtype: torch.dtype, device: str) -> 
         inputs = inputs.to(dtype)
     parts = zip(inputs.to(device).split(SIZES), targets.to(device).split(SIZES), strict=True)
     jobs = [Job(k, k % 2, x, y, torch.Generator().manual_seed(k)) for k, (x, y) in enumerate(parts)]
-    return Workload(module.to(device), layout, (first + 0.01 * noise).to(device), jobs, spec, spec.lr)
+    return Workload(
+        module.to(device), layout, (first + 0.01 * noise).to(device), jobs, spec, spec.lr
+    )
 
 
 def error(got: Tensor, expected: Tensor) -> float:
@@ -84,16 +86,29 @@ def updates(name: str, task: Workload) -> Tensor:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--models", nargs="+", choices=SUBJECTS, default=list(SUBJECTS))
-    parser.add_argument("--engines", nargs="+", help="loop stacked vmap by default, and on a GPU replayed")
+    parser.add_argument(
+        "--engines", nargs="+", help="loop stacked vmap by default, and on a GPU replayed"
+    )
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     arguments = parser.parse_args()
-    arguments.engines = arguments.engines or ["loop", "stacked", *(["replayed"] * (arguments.device == "cuda")), "vmap"]
+    arguments.engines = arguments.engines or [
+        "loop",
+        "stacked",
+        *(["replayed"] * (arguments.device == "cuda")),
+        "vmap",
+    ]
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-    table = Table(title=f"largest relative error against the loop on the CPU, on {arguments.device}")
+    table = Table(
+        title=f"largest relative error against the loop on the CPU, on {arguments.device}"
+    )
     for column in ("model", "type", "training", *arguments.engines):
-        table.add_column(column, justify="left" if column in ("model", "type", "training") else "right")
+        table.add_column(
+            column, justify="left" if column in ("model", "type", "training") else "right"
+        )
     wrong = 0
     for name in arguments.models:
         for dtype, limit in LIMITS.items():

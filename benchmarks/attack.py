@@ -118,12 +118,18 @@ class Liar(ClientHandler):
     def answer(self, content: Content, state: RecordDict | None = None) -> RecordDict:
         """Answer as an honest client does, and then lie."""
         answer = super().answer(content, state)
-        words, sent = dict(answer.config_records["fedclade"]), dict(answer.array_records.get("vectors", {}))
+        words, sent = (
+            dict(answer.config_records["fedclade"]),
+            dict(answer.array_records.get("vectors", {})),
+        )
         words |= {name: value for name, value in self.lie.words.items() if name in words}
         if "update" in sent:
             update = self.lie.change(np.frombuffer(sent["update"].data, dtype="<f4"))
             sent["update"] = wire.raw(update.astype("<f4").tobytes(), "float32", len(update))
-        records = {"fedclade": ConfigRecord(words), **({"vectors": ArrayRecord(sent)} if sent else {})}
+        records = {
+            "fedclade": ConfigRecord(words),
+            **({"vectors": ArrayRecord(sent)} if sent else {}),
+        }
         return RecordDict(records)
 
 
@@ -134,19 +140,31 @@ def forging(app: ClientApp) -> Callable[[Message, Context], Message]:
     def answer(message: Message, context: Context) -> Message:
         if message.metadata.message_type != MessageType.TRAIN:
             return app(message, context)
-        return app(message, Context(context.run_id, context.node_id, {"partition-id": LIAR}, kept, {}))
+        return app(
+            message, Context(context.run_id, context.node_id, {"partition-id": LIAR}, kept, {})
+        )
 
     return answer
 
 
 def accuracy(
-    method: str, federation: Federation, rounds: int, seed: int, lie: Lie | None, present: bool, network: Network
+    method: str,
+    federation: Federation,
+    rounds: int,
+    seed: int,
+    lie: Lie | None,
+    present: bool,
+    network: Network,
 ) -> float:
     """Return the honest clients' mean accuracy in the end, in percent."""
 
     def client(context: Context, _agreed: object) -> ClientHandler:
         number = int(context.node_config["partition-id"])
-        lies = lie is not None and number == LIAR and (not lie.forges or context.node_id == NODE + VICTIM)
+        lies = (
+            lie is not None
+            and number == LIAR
+            and (not lie.forges or context.node_id == NODE + VICTIM)
+        )
         made = (Liar if lies else ClientHandler)(federation.alone(number), MODEL, number=number)
         if isinstance(made, Liar) and lie is not None:
             made.lie = lie
@@ -174,12 +192,21 @@ def main() -> int:
     arguments = parse()
     logging.getLogger("fedclade").setLevel(logging.ERROR)
     limits = {"largest_weight": math.inf, "largest_norm": math.inf} if arguments.open else {}
-    limits |= {} if arguments.largest_weight is None else {"largest_weight": arguments.largest_weight}
+    limits |= (
+        {} if arguments.largest_weight is None else {"largest_weight": arguments.largest_weight}
+    )
     if arguments.sizes:
-        return compare_sizes(arguments.methods, arguments.clients, arguments.rounds, arguments.seeds)
+        return compare_sizes(
+            arguments.methods, arguments.clients, arguments.rounds, arguments.seeds
+        )
     network, lies = Network(**limits), {name: LIES[name] for name in arguments.lies}
-    print(f"honest clients' accuracy in %, mean of {arguments.seeds} seeds; limits {'off' if arguments.open else 'on'}")
-    print(f"{'':8}{'without the liar':>18}{'it is honest':>14}" + "".join(f"{name:>9}" for name in lies))
+    print(
+        f"honest clients' accuracy in %, mean of {arguments.seeds} seeds; limits {'off' if arguments.open else 'on'}"
+    )
+    print(
+        f"{'':8}{'without the liar':>18}{'it is honest':>14}"
+        + "".join(f"{name:>9}" for name in lies)
+    )
     lost = 0.0
     for method in arguments.methods:
         columns: list[list[float]] = []
@@ -198,10 +225,17 @@ def main() -> int:
                 *((lie, True) for lie in lies.values()),
             ]
             columns.append(
-                [accuracy(method, federation, arguments.rounds, seed, lie, there, network) for lie, there in cases]
+                [
+                    accuracy(method, federation, arguments.rounds, seed, lie, there, network)
+                    for lie, there in cases
+                ]
             )
         without, honest, *lied_to = (mean(column) for column in zip(*columns, strict=True))
-        print(f"{method:8}{without:18.1f}{honest:14.1f}" + "".join(f"{each:9.1f}" for each in lied_to), flush=True)
+        print(
+            f"{method:8}{without:18.1f}{honest:14.1f}"
+            + "".join(f"{each:9.1f}" for each in lied_to),
+            flush=True,
+        )
         lost = max(lost, *(without - each for each in lied_to))
     print(f"at most {lost:.1f} points lost")
     return int(lost > WITHIN)
@@ -217,9 +251,19 @@ def compare_sizes(methods: Sequence[str], clients: int, rounds: int, seeds: int)
         rows: list[list[float]] = []
         for seed in range(seeds):
             federation = load_federation(
-                "digits", partition="quantity_skew", clients=clients, shift="label_swap", clusters=2, seed=seed
+                "digits",
+                partition="quantity_skew",
+                clients=clients,
+                shift="label_swap",
+                clusters=2,
+                seed=seed,
             )
-            rows.append([accuracy(method, federation, rounds, seed, None, True, network) for network in networks])
+            rows.append(
+                [
+                    accuracy(method, federation, rounds, seed, None, True, network)
+                    for network in networks
+                ]
+            )
         apart, shut = (mean(column) for column in zip(*rows, strict=True))
         print(f"{method:8}{apart:12.1f}{shut:12.1f}", flush=True)
         lost = max(lost, apart - shut)
@@ -229,7 +273,9 @@ def compare_sizes(methods: Sequence[str], clients: int, rounds: int, seeds: int)
 
 def parse() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--methods", nargs="+", choices=tuple(METHODS), default=tuple(METHODS))
     parser.add_argument("--lies", nargs="+", choices=tuple(LIES), default=tuple(LIES))
     parser.add_argument("--largest-weight", type=float, help="in place of the default")
@@ -237,7 +283,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--open", action="store_true", help="without the limits")
-    parser.add_argument("--sizes", action="store_true", help="nobody lies: what the limit on weights costs")
+    parser.add_argument(
+        "--sizes", action="store_true", help="nobody lies: what the limit on weights costs"
+    )
     return parser.parse_args()
 
 

@@ -67,7 +67,10 @@ def two_clusters(alpha: Similarity) -> list[bool]:
 
 
 def hierarchical(metric: str, linkage: str) -> Method:
-    return Method(partial(compute_distances, metric=metric), lambda apart: cut(agglomerate(apart, linkage), CLUSTERS))
+    return Method(
+        partial(compute_distances, metric=metric),
+        lambda apart: cut(agglomerate(apart, linkage), CLUSTERS),
+    )
 
 
 METHODS: Mapping[str, Method] = {
@@ -78,7 +81,9 @@ METHODS: Mapping[str, Method] = {
         for linkage in LINKAGES
         if linkage != "ward" or metric == "l2"
     },
-    "ternary k-means": Method(ternary_similarity, lambda points: k_means(points, CLUSTERS, np.random.default_rng(0))),
+    "ternary k-means": Method(
+        ternary_similarity, lambda points: k_means(points, CLUSTERS, np.random.default_rng(0))
+    ),
 }
 
 
@@ -94,7 +99,9 @@ def updates_of(clients: int, size: int) -> tuple[Tensor, list[int]]:
 
 
 def peak_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else 1024
+    )
 
 
 def measure(method: str, clients: int, size: int, threads: int) -> dict[str, Any]:
@@ -109,7 +116,11 @@ def measure(method: str, clients: int, size: int, threads: int) -> dict[str, Any
     end = perf_counter()
     return {
         **{"method": method, "clients": clients, "size": size, "threads": threads},
-        **{"seconds_compare": middle - start, "seconds_cluster": end - middle, "bytes": peak_bytes() - before},
+        **{
+            "seconds_compare": middle - start,
+            "seconds_cluster": end - middle,
+            "bytes": peak_bytes() - before,
+        },
         "ari": float(adjusted_rand_score(truth, labels)),
     }
 
@@ -120,16 +131,22 @@ def in_a_process(*arguments: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--clients", nargs="+", type=int, default=[1_000, 10_000])
-    parser.add_argument("--size", type=int, default=7_850, help="D; by default that of logistic regression on MNIST")
+    parser.add_argument(
+        "--size", type=int, default=7_850, help="D; by default that of logistic regression on MNIST"
+    )
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for clients in arguments.clients:
-        table = Table(title=f"{clients:,} clients, updates of {arguments.size:,} entries, {arguments.threads} threads")
+        table = Table(
+            title=f"{clients:,} clients, updates of {arguments.size:,} entries, {arguments.threads} threads"
+        )
         for column in ("method", "compare, s", "cluster, s", "memory, GB", "ARI"):
             table.add_column(column, justify="left" if column == "method" else "right")
         for method in arguments.methods:

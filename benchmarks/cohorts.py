@@ -59,10 +59,13 @@ METHODS: Mapping[str, Callable[[], Algorithm]] = {
     "ifca": lambda: IFCA(clusters=CLUSTERS),
     "ifca, 4 starts": lambda: IFCA(clusters=CLUSTERS, restarts=4, restart_rounds=3),
     "fedgroup": lambda: FedGroup(groups=CLUSTERS, cold_start="sampled", eta_g=0.0),
-    "fedgroup, position": lambda: FedGroup(groups=CLUSTERS, cold_start="sampled", eta_g=0.0, direction="position"),
+    "fedgroup, position": lambda: FedGroup(
+        groups=CLUSTERS, cold_start="sampled", eta_g=0.0, direction="position"
+    ),
     "fesem": lambda: FeSEM(clusters=CLUSTERS),
     "fl_hc": lambda: build_algorithm(
-        "fl_hc", {"rounds_before": 3, "metric": "cosine", "linkage": "average", "cohort": "of_cluster"}
+        "fl_hc",
+        {"rounds_before": 3, "metric": "cosine", "linkage": "average", "cohort": "of_cluster"},
     ),
     "cfl": lambda: build_algorithm("cfl", {"eps2": 0.1}),
 }
@@ -86,10 +89,19 @@ def federation(clients: int, seed: int) -> Federation:
     y[odd] = draw.integers(LABELS, size=int(odd.sum()))
     none, ends = np.arange(0), np.cumsum(sizes + TEST).tolist()
     held = tuple(
-        ClientData(k, f"client-{k}", k, np.arange(end - TEST - n, end - TEST), none, np.arange(end - TEST, end))
+        ClientData(
+            k,
+            f"client-{k}",
+            k,
+            np.arange(end - TEST - n, end - TEST),
+            none,
+            np.arange(end - TEST, end),
+        )
         for k, (n, end) in enumerate(zip(sizes.tolist(), ends, strict=True))
     )
-    pool = Pool("cohorts", torch.from_numpy(x), torch.from_numpy(y), y, np.arange(len(y)), none, LABELS)
+    pool = Pool(
+        "cohorts", torch.from_numpy(x), torch.from_numpy(y), y, np.arange(len(y)), none, LABELS
+    )
     return Federation(pool, held, dict(enumerate(truth.tolist())))
 
 
@@ -99,7 +111,9 @@ def run(method: str, made: Federation, cohort: int, rounds: int, seed: int) -> L
     kind = type(algorithm)
     step = kind.step
 
-    def noting(self: Any, state: State, ids: Sequence[int], clients: Clients, this_round: Round) -> Any:
+    def noting(
+        self: Any, state: State, ids: Sequence[int], clients: Clients, this_round: Round
+    ) -> Any:
         took.update(ids)
         return step(self, state, ids, clients, this_round)
 
@@ -118,7 +132,11 @@ def run(method: str, made: Federation, cohort: int, rounds: int, seed: int) -> L
     found, last = {client: leaf_of[client] for client in sorted(took)}, done.metric_rows[-1]
     truth = made.true_clusters
     return {
-        **{"took_part": len(took), "ari": cluster_scores(found, truth)["ari"], "ari_assigned": last["ari_assigned"]},
+        **{
+            "took_part": len(took),
+            "ari": cluster_scores(found, truth)["ari"],
+            "ari_assigned": last["ari_assigned"],
+        },
         **{"accuracy": mean(scores), "clusters": last["clusters"], "seconds": seconds},
     }
 
@@ -163,22 +181,32 @@ class Scripted(Clients):
         draw = torch.Generator().manual_seed(this_round.number)
         corners = self.corners[torch.tensor(query.ids) % CLUSTERS]
         start = query.models[torch.tensor(query.assignment)]
-        made = (corners - start)[:, None] / 2 + 0.3 * torch.randn(n, parts, self.size, generator=draw)
+        made = (corners - start)[:, None] / 2 + 0.3 * torch.randn(
+            n, parts, self.size, generator=draw
+        )
         sizes, losses = [40] * n, torch.zeros(n, dtype=torch.float64)
-        updates = Updates.received(query.ids, sizes, made.mean(1), self.size, losses, this_round.number)
+        updates = Updates.received(
+            query.ids, sizes, made.mean(1), self.size, losses, this_round.number
+        )
         return updates if parts == 1 else Updates(**{**vars(updates), "parts": made})
 
     def evaluation(self, query: EvaluationQuery) -> Evaluation:
         """Return how far models are from the clients' corners."""
         corners = self.corners[torch.tensor(query.ids) % CLUSTERS]
-        losses: Tensor = (corners - query.models[torch.tensor(query.assignment)]).norm(dim=1).double()
-        return Evaluation(tuple(query.ids), -losses[:, None], losses, torch.full((len(losses),), 40))
+        losses: Tensor = (
+            (corners - query.models[torch.tensor(query.assignment)]).norm(dim=1).double()
+        )
+        return Evaluation(
+            tuple(query.ids), -losses[:, None], losses, torch.full((len(losses),), 40)
+        )
 
 
 def server(method: str, clients: int, cohort: int, rounds: int) -> Line:
     """Return what the server spends on a round: seconds of CPU time without those of the clients, and the worst."""
     algorithm, scripted = METHODS[method](), Scripted(clients)
-    initial = torch.randn(algorithm.initial_models, scripted.size, generator=torch.Generator().manual_seed(1))
+    initial = torch.randn(
+        algorithm.initial_models, scripted.size, generator=torch.Generator().manual_seed(1)
+    )
     state = algorithm.init(initial if algorithm.initial_models > 1 else initial[0], scripted)
     spent = list[float]()
     for number in range(1, rounds + 1):
@@ -188,7 +216,13 @@ def server(method: str, clients: int, cohort: int, rounds: int) -> Line:
         spent.append(process_time() - start - (scripted.seconds - before))
     assigned = {client: leaf.id for leaf in state.tree.leaves for client in leaf.members}
     ari = cluster_scores(assigned, {client: client % CLUSTERS for client in assigned})["ari"]
-    return {"method": method, "mean": mean(spent), "worst": max(spent), "assigned": len(assigned), "ari": ari}
+    return {
+        "method": method,
+        "mean": mean(spent),
+        "worst": max(spent),
+        "assigned": len(assigned),
+        "ari": ari,
+    }
 
 
 def error(made: Federation, seed: int) -> Line:
@@ -196,9 +230,13 @@ def error(made: Federation, seed: int) -> Line:
 
     By the directions of their updates at the initial model: Ward's method, cut at the true number.
     """
-    backend = Backend.simulated_by(made, "mclr", METHODS["fedavg"](), seed=seed, local=LOCAL, engine="stacked")
+    backend = Backend.simulated_by(
+        made, "mclr", METHODS["fedavg"](), seed=seed, local=LOCAL, engine="stacked"
+    )
     ids, truth = list(made.ids), made.true_clusters
-    updates = backend.clients.train(ids, backend.initial[None], [0] * len(ids), Round(1, LOCAL, seed))
+    updates = backend.clients.train(
+        ids, backend.initial[None], [0] * len(ids), Round(1, LOCAL, seed)
+    )
     unit = functional.normalize(updates.signatures, dim=1)
     draw, line = np.random.default_rng(seed), Line(seed=seed)
     for size in (*(n for n in SAMPLES if n < len(ids)), len(ids)):
@@ -206,7 +244,9 @@ def error(made: Federation, seed: int) -> Line:
         labels = cut(agglomerate(compute_distances(unit[some], "l2"), "ward"), CLUSTERS)
         means = torch.stack([unit[some[labels == k]].mean(0) for k in range(CLUSTERS)])
         nearest = (unit @ functional.normalize(means, dim=1).T).argmax(1)
-        line[f"nearest to {size}"] = cluster_scores(dict(zip(ids, nearest.tolist(), strict=True)), truth)["ari"]
+        line[f"nearest to {size}"] = cluster_scores(
+            dict(zip(ids, nearest.tolist(), strict=True)), truth
+        )["ari"]
     line["all at once"] = cluster_scores(dict(zip(ids, labels.tolist(), strict=True)), truth)["ari"]
     return line
 
@@ -216,13 +256,38 @@ def table(lines: Sequence[Line]) -> str:
     of: dict[tuple[int, int, int, str], list[Line]] = defaultdict(list)
     for line in lines:
         of[line["clients"], line["cohort"], line["rounds"], line["method"]].append(line)
-    head = ["clients", "cohort", "rounds", "method", "runs", "took part", "ARI", "lowest", "accuracy", "clusters", "s"]
+    head = [
+        "clients",
+        "cohort",
+        "rounds",
+        "method",
+        "runs",
+        "took part",
+        "ARI",
+        "lowest",
+        "accuracy",
+        "clusters",
+        "s",
+    ]
     text = [f"| {' | '.join(head)} |", "| --: | --: | --: | :-- |" + " --: |" * (len(head) - 4)]
     for (clients, cohort, rounds, method), mine in sorted(of.items(), key=lambda each: each[0][:3]):
-        averages = {name: mean(line[name] for line in mine) for name in ("took_part", "ari", "accuracy", "seconds")}
-        cells = [f"{clients:,}", f"{cohort:,}", str(rounds), method, str(len(mine)), f"{averages['took_part']:,.0f}"]
+        averages = {
+            name: mean(line[name] for line in mine)
+            for name in ("took_part", "ari", "accuracy", "seconds")
+        }
+        cells = [
+            f"{clients:,}",
+            f"{cohort:,}",
+            str(rounds),
+            method,
+            str(len(mine)),
+            f"{averages['took_part']:,.0f}",
+        ]
         cells += [f"{averages['ari']:.3f}", f"{min(line['ari'] for line in mine):.3f}"]
-        cells += [f"{100 * averages['accuracy']:.1f}", ", ".join(str(line["clusters"]) for line in mine)]
+        cells += [
+            f"{100 * averages['accuracy']:.1f}",
+            ", ".join(str(line["clusters"]) for line in mine),
+        ]
         cells.append(f"{averages['seconds']:.2f}")
         text.append(f"| {' | '.join(cells)} |")
     return "\n".join(text)
@@ -240,15 +305,25 @@ def missing(done: Sequence[Line], given: argparse.Namespace) -> Iterator[Line]:
 
 def main() -> None:
     """Run what is missing, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("cohorts.jsonl"), help="one line for each run")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("cohorts.jsonl"), help="one line for each run"
+    )
     parser.add_argument("--clients", type=int, default=10_000)
     parser.add_argument("--cohort", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--methods", nargs="+", choices=METHODS, help="all, if left out")
-    parser.add_argument("--server", action="store_true", help="measure what the server spends, on clients without data")
-    parser.add_argument("--error", action="store_true", help="measure what it costs to cluster a sample alone")
+    parser.add_argument(
+        "--server",
+        action="store_true",
+        help="measure what the server spends, on clients without data",
+    )
+    parser.add_argument(
+        "--error", action="store_true", help="measure what it costs to cluster a sample alone"
+    )
     parser.add_argument("--table", action="store_true", help="run nothing")
     given = parser.parse_args()
     torch.set_num_threads(1)

@@ -60,7 +60,9 @@ class Told(CFL):
     truth: Mapping[int, int]
     dates: tuple[int, int]
 
-    def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:
+    def step(
+        self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round
+    ) -> tuple[State, RoundLog]:
         """Run a round; split every cluster of several distributions on a date."""
         parts = train_clusters(state, cohort, clients, this_round)
         tree = move_clusters(state.tree, parts)
@@ -125,7 +127,10 @@ def that_serve(seen: Sequence[Seen]) -> list[tuple[float, float, float, float]]:
     for share, gamma in itertools.product(SHARES, GAMMAS):
         near = [each for each in seen if each.mean < share and each.gamma > gamma]
         pure = max((each.largest for each in near if not each.mixed), default=0.0)
-        reached = [max((each.largest for each in near if each.cluster == name), default=0.0) for name in mixed]
+        reached = [
+            max((each.largest for each in near if each.cluster == name), default=0.0)
+            for name in mixed
+        ]
         if min(reached) > pure:
             found.append((share, pure, min(reached), gamma))
     return found
@@ -152,17 +157,23 @@ def told_run(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("experiment", choices=["cfl-fig8-cifar", "cfl-fig9-agnews"])
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--scale", choices=["smoke", "laptop", "paper"], default="laptop")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[10, 11], help="others than the experiment reports")
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[10, 11], help="others than the experiment reports"
+    )
     arguments = parser.parse_args()
     settings = EXPERIMENTS[arguments.experiment].settings(arguments.scale)
     cache = ResultCache(settings, data_dir=arguments.data_dir)
 
     console = Console(width=160)
-    table = Table(title=f"{arguments.experiment}, seeds {arguments.seeds}: what splits mixed clusters, and no pure one")
+    table = Table(
+        title=f"{arguments.experiment}, seeds {arguments.seeds}: what splits mixed clusters, and no pure one"
+    )
     for column in (
         "optimizer",
         "accuracy in %, or perplexity",
@@ -186,7 +197,9 @@ def main() -> None:
         told = [name, f"{np.mean(scores):.1f}"]
         if serving:
             share, low, high, gamma = max(serving, key=lambda found: found[2] / max(found[1], 1e-9))
-            table.add_row(*told, f"{share:g}", f"{gamma:g}", f"{low:.3g}", f"{high:.3g}", str(len(serving)))
+            table.add_row(
+                *told, f"{share:g}", f"{gamma:g}", f"{low:.3g}", f"{high:.3g}", str(len(serving))
+            )
         else:
             table.add_row(*told, *["none"] * 4, "0")
     console.print(table)
@@ -194,11 +207,18 @@ def main() -> None:
 
 def course_of_norms(seen: Sequence[Seen]) -> Table:
     """Return for every cluster what the criteria saw in it: the least, and the last."""
-    table = Table("cluster", "mixed", "rounds", "mean norm, least share", "largest norm", "γ bound, highest")
+    table = Table(
+        "cluster", "mixed", "rounds", "mean norm, least share", "largest norm", "γ bound, highest"
+    )
     for cluster in dict.fromkeys(each.cluster for each in seen):
         rows = [each for each in seen if each.cluster == cluster]
         table.add_row(
-            *(cluster, "yes" if rows[0].mixed else "", str(len(rows)), f"{min(row.mean for row in rows):.2f}"),
+            *(
+                cluster,
+                "yes" if rows[0].mixed else "",
+                str(len(rows)),
+                f"{min(row.mean for row in rows):.2f}",
+            ),
             f"{min(row.largest for row in rows):.3g} to {max(row.largest for row in rows):.3g}",
             f"{max(row.gamma for row in rows):.2f}",
         )

@@ -53,7 +53,9 @@ finally:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--config", default="cfl-mnist-label-swap")
     options.add_argument("--rounds", type=int, default=120)
     options.add_argument("--repeats", type=int, default=3)
@@ -65,15 +67,21 @@ def main() -> None:
     shares: list[float] = []
     delays: dict[str, list[float]] = {"round": [], "version": []}
     with sync_playwright() as playwright, tempfile.TemporaryDirectory() as folder:
-        browser = playwright.chromium.launch(executable_path=given.chromium, args=["--no-sandbox", "--disable-gpu"])
+        browser = playwright.chromium.launch(
+            executable_path=given.chromium, args=["--no-sandbox", "--disable-gpu"]
+        )
         for repeat in range(given.repeats):
             for watched in (False, True) if repeat % 2 == 0 else (True, False):
                 out = Path(folder) / f"{repeat}-{watched}"
                 viewer = None
                 if watched:
-                    viewer = ask if given.viewer == "questions" else partial(watch, browser.new_page())
+                    viewer = (
+                        ask if given.viewer == "questions" else partial(watch, browser.new_page())
+                    )
                 spent, served, found = one_run(given, out, viewer)
-                seconds[watched].append(json.loads((out / "summary.json").read_text())["seconds"]["total"])
+                seconds[watched].append(
+                    json.loads((out / "summary.json").read_text())["seconds"]["total"]
+                )
                 processor[watched].append(spent)
                 shares += [100 * served / spent] if watched else []
                 for what, each in found.items():
@@ -83,10 +91,17 @@ def main() -> None:
                     f" of which {served:.2f} s the dashboard's threads"
                 )
         browser.close()
-    for name, values in (("seconds of the rounds", seconds), ("processor seconds of the process", processor)):
+    for name, values in (
+        ("seconds of the rounds", seconds),
+        ("processor seconds of the process", processor),
+    ):
         watched, alone = (statistics.median(values[each]) for each in (True, False))
-        print(f"{name}: median {watched:.2f} with, {alone:.2f} without, {100 * (watched / alone - 1):+.1f} %")
-    print(f"the dashboard's threads: median {statistics.median(shares):.2f} % of the processor's seconds")
+        print(
+            f"{name}: median {watched:.2f} with, {alone:.2f} without, {100 * (watched / alone - 1):+.1f} %"
+        )
+    print(
+        f"the dashboard's threads: median {statistics.median(shares):.2f} % of the processor's seconds"
+    )
     for what, name in (("round", "the numbers"), ("version", "the figures")):
         if not (found := sorted(delays[what])):
             continue
@@ -97,7 +112,9 @@ def main() -> None:
         )
 
 
-def one_run(given: argparse.Namespace, out: Path, viewer: Viewer | None) -> tuple[float, float, Delays]:
+def one_run(
+    given: argparse.Namespace, out: Path, viewer: Viewer | None
+) -> tuple[float, float, Delays]:
     """Run the config once.
 
     Returns
@@ -105,10 +122,22 @@ def one_run(given: argparse.Namespace, out: Path, viewer: Viewer | None) -> tupl
     tuple
         Seconds of the processor, those of the dashboard's threads, and how long after its end each round was shown.
     """
-    command = [sys.executable, "-c", RUN, "run", given.config, "--out", str(out), "--rounds", str(given.rounds)]
+    command = [
+        sys.executable,
+        "-c",
+        RUN,
+        "run",
+        given.config,
+        "--out",
+        str(out),
+        "--rounds",
+        str(given.rounds),
+    ]
     command += ["--quiet", "--set", "checkpoint_every=0", "--log", "tensorboard"]
     command += ["--dashboard", "--port", str(PORT)] if viewer is not None else []
-    run = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+    run = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+    )
     delays = {} if viewer is None else viewer(run, out)
     told, _ = run.communicate()
     spent, served = map(float, told.split("processor seconds ")[1].split())
@@ -135,14 +164,19 @@ def watch(page: Page, run: subprocess.Popen[str], out: Path) -> Delays:
     page.goto(f"http://127.0.0.1:{PORT}/")
     shown: dict[str, dict[int, float]] = {"round": {}, "version": {}}
     while run.poll() is None and "finished" not in page.locator("#status").inner_text().lower():
-        now = page.evaluate("[document.documentElement.dataset.round, document.documentElement.dataset.version]")
+        now = page.evaluate(
+            "[document.documentElement.dataset.round, document.documentElement.dataset.version]"
+        )
         for what, told in zip(shown, now, strict=True):
             if told and int(told.split()[0]) not in shown[what]:
                 shown[what][int(told.split()[0])] = time.time()
         time.sleep(0.05)
     page.close()
     ended = ends(out)
-    return {what: [at - ended[number] for number, at in each.items() if number] for what, each in shown.items()}
+    return {
+        what: [at - ended[number] for number, at in each.items() if number]
+        for what, each in shown.items()
+    }
 
 
 def ends(out: Path) -> dict[int, float]:

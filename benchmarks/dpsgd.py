@@ -35,7 +35,11 @@ from fedclade.training.loop import LoopEngine
 from fedclade.training.stacked import StackedEngine
 from fedclade.training.vmap import VmapEngine
 
-ENGINES: Mapping[str, Callable[[], Engine]] = {"loop": LoopEngine, "stacked": StackedEngine, "vmap": VmapEngine}
+ENGINES: Mapping[str, Callable[[], Engine]] = {
+    "loop": LoopEngine,
+    "stacked": StackedEngine,
+    "vmap": VmapEngine,
+}
 PRIVATE = PrivateSteps(clip_norm=1.0, noise_multiplier=1.0)
 METHODS: Mapping[str, dict[str, Any]] = {
     "fedavg": {},
@@ -51,7 +55,12 @@ DELTA = 1e-5
 def group_norm() -> nn.Module:
     """Return two convolutions, each with GroupNorm behind it, and a dense layer."""
     torch.manual_seed(0)
-    body = (nn.Conv2d(1, 8, 5, stride=2), nn.GroupNorm(2, 8), nn.ReLU(), nn.Conv2d(8, 16, 5, stride=2))
+    body = (
+        nn.Conv2d(1, 8, 5, stride=2),
+        nn.GroupNorm(2, 8),
+        nn.ReLU(),
+        nn.Conv2d(8, 16, 5, stride=2),
+    )
     return nn.Sequential(*body, nn.GroupNorm(4, 16), nn.ReLU(), nn.Flatten(), nn.Linear(256, 10))
 
 
@@ -66,13 +75,29 @@ MODELS: Mapping[str, Callable[[], nn.Module]] = {
 def workload(module: nn.Module, clients: int, examples: int, double: bool = False) -> Workload:
     """Return clients with images of random numbers, who take an epoch of plain SGD."""
     draw = torch.Generator().manual_seed(0)
-    x = torch.randn(clients * examples, 1, 28, 28, generator=draw, dtype=torch.float64 if double else torch.float32)
+    x = torch.randn(
+        clients * examples,
+        1,
+        28,
+        28,
+        generator=draw,
+        dtype=torch.float64 if double else torch.float32,
+    )
     y = torch.randint(10, (clients * examples,), generator=draw)
     module = module.double() if double else module
     layout = Layout.of(module)
     each = zip(x.split(examples), y.split(examples), strict=True)
-    jobs = [Job(k, 0, xs, ys, rng.torch_generator(0, "benchmark", k)) for k, (xs, ys) in enumerate(each)]
-    return Workload(module, layout, layout.flatten(module)[None], jobs, LocalTraining(batch_size=20, lr=0.1), 0.1)
+    jobs = [
+        Job(k, 0, xs, ys, rng.torch_generator(0, "benchmark", k)) for k, (xs, ys) in enumerate(each)
+    ]
+    return Workload(
+        module,
+        layout,
+        layout.flatten(module)[None],
+        jobs,
+        LocalTraining(batch_size=20, lr=0.1),
+        0.1,
+    )
 
 
 def agreement(_: argparse.Namespace) -> Iterator[list[str]]:
@@ -83,7 +108,9 @@ def agreement(_: argparse.Namespace) -> Iterator[list[str]]:
             row = [name, engine]
             for double in (False, True):
                 work = replace(workload(make(), 3, 45, double), private=PRIVATE)
-                expected, found = (ENGINES[each]().train(work.redrawn())[0] for each in ("loop", engine))
+                expected, found = (
+                    ENGINES[each]().train(work.redrawn())[0] for each in ("loop", engine)
+                )
                 row.append(f"{float((found - expected).abs().max() / expected.abs().max()):.0e}")
             yield row
 
@@ -106,7 +133,9 @@ def time(arguments: argparse.Namespace) -> Iterator[list[str]]:
         for engine in ("stacked", "vmap", "loop"):
             work = workload(MODELS[name](), 20 if engine != "loop" else 2, 100)
             plain, private = (
-                samples_per_second(ENGINES[engine](), replace(work, private=each), arguments.repeats)
+                samples_per_second(
+                    ENGINES[engine](), replace(work, private=each), arguments.repeats
+                )
                 for each in (None, PRIVATE)
             )
             yield [name, engine, f"{plain:,.0f}", f"{private:,.0f}", f"{plain / private:.1f}"]
@@ -128,17 +157,35 @@ def noise_for(epsilon: float, arguments: argparse.Namespace) -> float:
 def run(method: str, noise: float | None, seed: int, arguments: argparse.Namespace) -> Run:
     """Run a method with a noise multiplier, or without privacy."""
     config: dict[str, Any] = {
-        **{"seed": seed, "rounds": arguments.rounds, "evaluate_every": arguments.rounds, "engine": "stacked"},
+        **{
+            "seed": seed,
+            "rounds": arguments.rounds,
+            "evaluate_every": arguments.rounds,
+            "engine": "stacked",
+        },
         "data": {
-            **{"name": "mnist", "clients": arguments.clients, "samples_per_client": arguments.samples},
+            **{
+                "name": "mnist",
+                "clients": arguments.clients,
+                "samples_per_client": arguments.samples,
+            },
             **{"shift": "label_swap", "clusters": 4},
         },
         "model": {"name": arguments.model},
-        "local": {"epochs": arguments.epochs, "batch_size": arguments.batch_size, "lr": arguments.lr},
+        "local": {
+            "epochs": arguments.epochs,
+            "batch_size": arguments.batch_size,
+            "lr": arguments.lr,
+        },
         "algorithm": {"name": method, **METHODS[method]},
     }
     if noise is not None:
-        config["privacy"] = {"level": "example", "clip_norm": arguments.clip, "noise_multiplier": noise, "delta": DELTA}
+        config["privacy"] = {
+            "level": "example",
+            "clip_norm": arguments.clip,
+            "noise_multiplier": noise,
+            "delta": DELTA,
+        }
     checked = check_config(config)
     return checked.run(checked.federation(arguments.data_dir))
 
@@ -165,7 +212,9 @@ PARTS = {"agreement": agreement, "time": time, "accuracy": accuracy}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", choices=PARTS, nargs="*", default=list(PARTS))
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--repeats", type=int, default=3)
@@ -187,7 +236,9 @@ def main() -> None:
             if number == 0:
                 print("|" + " --: |" * len(row))
         print()
-    print(f"{torch.get_num_threads()} thread(s), torch {torch.__version__}, Python {platform.python_version()}")
+    print(
+        f"{torch.get_num_threads()} thread(s), torch {torch.__version__}, Python {platform.python_version()}"
+    )
 
 
 if __name__ == "__main__":

@@ -22,7 +22,15 @@ from torch import Tensor
 
 from fedclade import Run
 from fedclade.algorithms import build_algorithm
-from fedclade.channel import Channel, ErrorFeedback, Middleware, Retrying, client_side, decode, encode
+from fedclade.channel import (
+    Channel,
+    ErrorFeedback,
+    Middleware,
+    Retrying,
+    client_side,
+    decode,
+    encode,
+)
 from fedclade.config import Config, find_config, read_config
 from fedclade.core import Ask, UpdateQuery, Updates
 from fedclade.runs import Backend, Checkpointer, Churn, History, run_rounds
@@ -67,7 +75,9 @@ class Encoding(Middleware):
         pairs = zip(updates.ids, updates.required_deltas, strict=True)
         rows = torch.stack([self._sent(client, query.round.purpose, row) for client, row in pairs])
         sizes = [int(size) for size in updates.sizes.tolist()]
-        return Updates.received(updates.ids, sizes, rows, self._n_parameters, updates.losses, query.round.number)
+        return Updates.received(
+            updates.ids, sizes, rows, self._n_parameters, updates.losses, query.round.number
+        )
 
     def _sent(self, client: int, purpose: str, update: Tensor) -> Tensor:
         """Send an update there; return what arrives."""
@@ -75,7 +85,11 @@ class Encoding(Middleware):
         key = client, purpose
         if way.feedback and key not in self._feedback:
             self._feedback[key] = ErrorFeedback(way.encoding, size, self._n_parameters)
-        data = self._feedback[key].encode(update) if way.feedback else encode(update, way.encoding, self._n_parameters)
+        data = (
+            self._feedback[key].encode(update)
+            if way.feedback
+            else encode(update, way.encoding, self._n_parameters)
+        )
         self.bytes_up += len(data)
         return decode(data, size, way.encoding, self._n_parameters)
 
@@ -84,7 +98,10 @@ def run(config: Config, seed: int, way: Way, data_dir: Path | None) -> tuple[Run
     """Run a config with a seed; return the run and the bytes that all clients sent."""
     config = replace(config, top=replace(config.top, seed=seed, evaluate_every=config.top.rounds))
     federation = config.federation(data_dir)
-    name, options = config.algorithm["name"], {k: v for k, v in config.algorithm.items() if k != "name"}
+    name, options = (
+        config.algorithm["name"],
+        {k: v for k, v in config.algorithm.items() if k != "name"},
+    )
     algorithm = build_algorithm(name, options, federation.true_clusters)
     world = Backend.simulated_by(
         federation, config.model["name"], algorithm, seed=seed, permute=way.permuted, device="cpu"
@@ -103,11 +120,15 @@ def run(config: Config, seed: int, way: Way, data_dir: Path | None) -> tuple[Run
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("configs", nargs="*", default=CONFIGS)
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as of fedclade run")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="as of fedclade run"
+    )
     arguments = parser.parse_args()
 
     table = Table(box=box.MARKDOWN)
@@ -129,7 +150,9 @@ def main() -> None:
             )
     console = Console(width=120)
     console.print(table)
-    console.print(f"{torch.get_num_threads()} thread(s), torch {torch.__version__}, Python {platform.python_version()}")
+    console.print(
+        f"{torch.get_num_threads()} thread(s), torch {torch.__version__}, Python {platform.python_version()}"
+    )
 
 
 if __name__ == "__main__":

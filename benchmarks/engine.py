@@ -80,7 +80,9 @@ class Subject:
         """Build the model."""
         if name == "own mlp":
             return OwnMLP()
-        return build_model(name, input_shape=self.shape, outputs=self.outputs, vocabulary_size=self.vocabulary)
+        return build_model(
+            name, input_shape=self.shape, outputs=self.outputs, vocabulary_size=self.vocabulary
+        )
 
     def examples(self, n: int, device: str) -> tuple[Tensor, Tensor]:
         """Make up n inputs and labels."""
@@ -109,7 +111,9 @@ def contestants(name: str, clients: int, steps: int, device: str) -> tuple[dict[
     layout, spec = Layout.of(module), LocalTraining(batch_size=BATCH, lr=LR)
     models = layout.flatten(module)[None]
     each = steps * BATCH
-    inputs, targets = SUBJECTS[name].examples(max(clients * each, max(CENTRAL_BATCHES[device])), device)
+    inputs, targets = SUBJECTS[name].examples(
+        max(clients * each, max(CENTRAL_BATCHES[device])), device
+    )
     data = list(zip(inputs.split(each), targets.split(each), strict=True))[:clients]
 
     def timed(run: Callable[[], object], samples: int) -> float:
@@ -125,7 +129,16 @@ def contestants(name: str, clients: int, steps: int, device: str) -> tuple[dict[
 
     def plain(x: Tensor, y: Tensor, batch_size: int) -> None:
         settings = LocalTraining(batch_size=batch_size, lr=LR)
-        loop.train(module, layout, models[0], (x, y), settings, LR, FittedTask(), torch.Generator().manual_seed(0))
+        loop.train(
+            module,
+            layout,
+            models[0],
+            (x, y),
+            settings,
+            LR,
+            FittedTask(),
+            torch.Generator().manual_seed(0),
+        )
 
     speeds: dict[str, Speed] = {}
     taken = "loop"
@@ -164,38 +177,61 @@ def measured(speeds: Mapping[str, Speed], repeats: int, quick: bool) -> dict[str
     for repeat in range(repeats):
         # In another order each time: who comes after one that went through the same data finds it in the cache.
         for kind, speed in Random(repeat).sample(sorted(speeds.items()), len(speeds)):
-            if not (quick and kind == "vmap" and repeat):  # much the slowest, and nothing is compared with it
+            if not (
+                quick and kind == "vmap" and repeat
+            ):  # much the slowest, and nothing is compared with it
                 seen[kind].append(speed())
     found = {kind: median(values) for kind, values in seen.items()}
     central = max(found.pop(kind) for kind in speeds if kind.startswith("central"))
     found["central"] = central
-    return {**found, "auto/central": found["auto"] / central, "auto/loop": found["auto"] / found["loop"]}
+    return {
+        **found,
+        "auto/central": found["auto"] / central,
+        "auto/loop": found["auto"] / found["loop"],
+    }
 
 
-def shown(results: Mapping[str, Mapping[str, float]], taken: Mapping[str, str], title: str) -> Table:
+def shown(
+    results: Mapping[str, Mapping[str, float]], taken: Mapping[str, str], title: str
+) -> Table:
     table = Table(title=title)
     unrecorded = ["step by step"] * any("step by step" in found for found in results.values())
     kinds = [*ENGINES, *unrecorded, "central", "auto/central", "auto/loop"]
     for column in ("model", *kinds, "auto takes"):
-        table.add_column(column, justify="left" if column in ("model", "auto takes") else "right", no_wrap=True)
+        table.add_column(
+            column, justify="left" if column in ("model", "auto takes") else "right", no_wrap=True
+        )
     for model, found in results.items():
-        cells = [f"{found[k]:,.2f}" if "/" in k else f"{found[k]:,.0f}" if k in found else "–" for k in kinds]
+        cells = [
+            f"{found[k]:,.2f}" if "/" in k else f"{found[k]:,.0f}" if k in found else "–"
+            for k in kinds
+        ]
         table.add_row(model, *cells, taken[model])
     return table
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--models", nargs="+", choices=SUBJECTS, default=list(SUBJECTS))
-    parser.add_argument("--clients", nargs="+", type=int, help="20 and 100 by default, with --quick 20 alone")
+    parser.add_argument(
+        "--clients", nargs="+", type=int, help="20 and 100 by default, with --quick 20 alone"
+    )
     parser.add_argument("--repeats", type=int, help="5 by default, with --quick 3")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--quick", action="store_true", help="fewer repeats, fewer steps, 20 clients: under 50 s")
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer repeats, fewer steps, 20 clients: under 50 s"
+    )
     parser.add_argument("--json", type=Path, help="write the medians to this file")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    machine = torch.cuda.get_device_name() if arguments.device == "cuda" else f"{arguments.threads} threads"
+    machine = (
+        torch.cuda.get_device_name()
+        if arguments.device == "cuda"
+        else f"{arguments.threads} threads"
+    )
     results: dict[str, dict[str, float]] = {}
     for clients in arguments.clients or (CLIENTS[:1] if arguments.quick else CLIENTS):
         here: dict[str, dict[str, float]] = {}
@@ -203,10 +239,17 @@ def main() -> None:
         for model in arguments.models:
             steps = SUBJECTS[model].quick_steps if arguments.quick else SUBJECTS[model].steps
             speeds, taken[model] = contestants(model, clients, steps, arguments.device)
-            here[model] = measured(speeds, arguments.repeats or (3 if arguments.quick else 5), arguments.quick)
-        Console(width=WIDTH).print(shown(here, taken, f"samples/s, {clients} clients × batch {BATCH}, {machine}"))
+            here[model] = measured(
+                speeds, arguments.repeats or (3 if arguments.quick else 5), arguments.quick
+            )
+        Console(width=WIDTH).print(
+            shown(here, taken, f"samples/s, {clients} clients × batch {BATCH}, {machine}")
+        )
         # The first number of clients has the models' plain names.
-        results |= {f"{model}, {clients} clients" if results else model: found for model, found in here.items()}
+        results |= {
+            f"{model}, {clients} clients" if results else model: found
+            for model, found in here.items()
+        }
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=2) + "\n")
 

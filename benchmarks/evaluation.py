@@ -81,8 +81,13 @@ def federation_of(case: Case) -> Federation:
     test, none = order[:TEST_IMAGES], everything[:0]
     each = case.examples or 1
     held = [order[np.arange(k * each, (k + 1) * each) % IMAGES] for k in range(case.clients)]
-    clients = tuple(ClientData(k, f"c{k}", k, held[k], none, test, maps[k % len(maps)]) for k in range(case.clients))
-    return Federation(Pool("random", x, y, y.numpy(), everything, none, LABELS, mean=0.13, std=0.31), clients)
+    clients = tuple(
+        ClientData(k, f"c{k}", k, held[k], none, test, maps[k % len(maps)])
+        for k in range(case.clients)
+    )
+    return Federation(
+        Pool("random", x, y, y.numpy(), everything, none, LABELS, mean=0.13, std=0.31), clients
+    )
 
 
 @torch.inference_mode()
@@ -108,13 +113,17 @@ def one_after_another(
     return accuracies, losses
 
 
-def measured(case: Case, model: str, device: str, memory: int | None, repeats: int) -> tuple[float, float]:
+def measured(
+    case: Case, model: str, device: str, memory: int | None, repeats: int
+) -> tuple[float, float]:
     """Return the seconds of both, and check that they agree."""
     federation = federation_of(case)
     module = build_model(model, input_shape=(1, 28, 28), outputs=LABELS).to(device)
     clients = SimulatedClients(federation, module, device, memory=memory)
     first = clients.layout.flatten(module)
-    models = first + 0.01 * torch.randn(case.models, len(first), generator=torch.Generator().manual_seed(0)).to(device)
+    models = first + 0.01 * torch.randn(
+        case.models, len(first), generator=torch.Generator().manual_seed(0)
+    ).to(device)
     times = case.models if case.everyone else 1
     ids = [client for client in clients.ids for _ in range(times)]
     rows = [k % case.models for k in range(len(ids))]
@@ -134,7 +143,9 @@ def measured(case: Case, model: str, device: str, memory: int | None, repeats: i
     accuracies, losses = one_after_another(federation, clients, module, ids, models, rows, split)
     evaluation = clients.evaluate(ids, models, rows, split)  # also the warm-up
     # An image whose two best logits are the same but for rounding may go either way.
-    np.testing.assert_allclose(evaluation.scores[:, 0], accuracies, atol=2 / (case.examples or TEST_IMAGES))
+    np.testing.assert_allclose(
+        evaluation.scores[:, 0], accuracies, atol=2 / (case.examples or TEST_IMAGES)
+    )
     np.testing.assert_allclose(evaluation.losses, losses, rtol=1e-4)
     seconds = [[timed(run) for run in contestants] for _ in range(repeats)]
     loop, together = (median(column) for column in zip(*seconds, strict=True))
@@ -147,7 +158,9 @@ def synchronize(device: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="mclr")
     parser.add_argument("--clients", type=int, default=1_000, help="those with sets of their own")
     parser.add_argument("--cases", default="", help="only those whose names have this in it")
@@ -159,15 +172,20 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     found: dict[str, dict[str, float]] = {}
-    table = Table(title=f"evaluation of {arguments.model}, {arguments.device}, {arguments.threads} threads")
+    table = Table(
+        title=f"evaluation of {arguments.model}, {arguments.device}, {arguments.threads} threads"
+    )
     for column in ("case", "clients", "loop, ms", "evaluate, ms", "loop/evaluate"):
         table.add_column(column, justify="left" if column == "case" else "right", no_wrap=True)
     for name, case in cases(arguments.clients).items():
         if arguments.cases in name:
-            loop, together = measured(case, arguments.model, arguments.device, arguments.memory, arguments.repeats)
+            loop, together = measured(
+                case, arguments.model, arguments.device, arguments.memory, arguments.repeats
+            )
             found[name] = {"loop": loop, "evaluate": together}
             table.add_row(
-                *(name, f"{case.clients:,}", f"{1e3 * loop:,.1f}", f"{1e3 * together:,.1f}"), f"{loop / together:.1f}"
+                *(name, f"{case.clients:,}", f"{1e3 * loop:,.1f}", f"{1e3 * together:,.1f}"),
+                f"{loop / together:.1f}",
             )
     Console(width=WIDTH).print(table)
     if arguments.json:

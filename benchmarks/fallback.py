@@ -23,7 +23,17 @@ import jsonl
 import numpy as np
 import torch
 
-from fedclade import CFL, FedAvg, Federation, LocalTraining, Oracle, ReplicatedCFL, Run, load_federation, simulate
+from fedclade import (
+    CFL,
+    FedAvg,
+    Federation,
+    LocalTraining,
+    Oracle,
+    ReplicatedCFL,
+    Run,
+    load_federation,
+    simulate,
+)
 from fedclade.algorithms import Algorithm
 from fedclade.core import Split
 from fedclade.runs import module_for
@@ -44,7 +54,10 @@ TASKS: Mapping[str, Mapping[str, Any]] = {
     "Dirichlet(0.1)": {"partition": "dirichlet", "partition_arguments": {"alpha": 0.1}},
     "Dirichlet(0.5)": {"partition": "dirichlet", "partition_arguments": {"alpha": 0.5}},
     "Dirichlet(5)": {"partition": "dirichlet", "partition_arguments": {"alpha": 5.0}},
-    "Dirichlet(5), half of the clients in a round": {"partition": "dirichlet", "partition_arguments": {"alpha": 5.0}},
+    "Dirichlet(5), half of the clients in a round": {
+        "partition": "dirichlet",
+        "partition_arguments": {"alpha": 5.0},
+    },
     "sizes from a power law": {"samples_per_client": 1000},
     "4 label swaps": SWAPS,
     "4 label swaps, 100 images": {**SWAPS, "samples_per_client": 100},
@@ -59,11 +72,20 @@ FIRST_SEED = 3
 
 def federation_of(task: str, seed: int, data_dir: Path | None) -> Federation:
     """Return 20 clients of MNIST with 300 images each, if the task says no other number; a fifth is for validation."""
-    settings = {"clients": 20, "samples_per_client": 300, "test_samples": 500, "validation_fraction": 0.2}
-    federation = load_federation("mnist", **{**settings, **TASKS[task]}, seed=seed, data_dir=data_dir)
+    settings = {
+        "clients": 20,
+        "samples_per_client": 300,
+        "test_samples": 500,
+        "validation_fraction": 0.2,
+    }
+    federation = load_federation(
+        "mnist", **{**settings, **TASKS[task]}, seed=seed, data_dir=data_dir
+    )
     if "power law" not in task:
         return federation
-    drawn = 50 * (1 - np.random.default_rng(seed).random(len(federation))) ** (-1 / 1.5)  # density size^-2.5, from 50
+    drawn = 50 * (1 - np.random.default_rng(seed).random(len(federation))) ** (
+        -1 / 1.5
+    )  # density size^-2.5, from 50
     sizes = np.minimum(drawn, 1000).astype(int).tolist()
     kept = [
         replace(client, train=client.train[: n - n // 5], validation=client.validation[: n // 5])
@@ -82,7 +104,9 @@ def lines_of(task: str, seed: int, data_dir: Path | None, missing: Sequence[str]
     def run_of(algorithm: Algorithm) -> Run:
         settings = {"rounds": ROUNDS, "evaluate_every": ROUNDS, "seed": seed, "engine": "stacked"}
         fraction = 0.5 if "half" in task else 1.0
-        return simulate(algorithm, "mlp", federation, local=LOCAL, client_fraction=fraction, **settings)
+        return simulate(
+            algorithm, "mlp", federation, local=LOCAL, client_fraction=fraction, **settings
+        )
 
     fedavg = run_of(FedAvg())
     oracle = run_of(Oracle(truth)) if truth else None
@@ -114,8 +138,13 @@ def by_leaf_and_one_by_one(run: Run, federation: Federation, seed: int) -> tuple
         return dict(zip(each, found.scores[:, 0].tolist(), strict=True))
 
     validation, test = scores("validation"), scores("test")
-    best = {c: max(reversed(path), key=lambda node, c=c: validation[c, node]) for c, path in paths.items()}
-    return mean(test[c, path[-1]] for c, path in paths.items()), mean(test[pair] for pair in best.items())
+    best = {
+        c: max(reversed(path), key=lambda node, c=c: validation[c, node])
+        for c, path in paths.items()
+    }
+    return mean(test[c, path[-1]] for c, path in paths.items()), mean(
+        test[pair] for pair in best.items()
+    )
 
 
 def _bytes(run: Run) -> int:
@@ -127,12 +156,23 @@ def table(lines: Sequence[Line]) -> str:
     rows: dict[tuple[str, str], list[Line]] = defaultdict(list)
     for line in lines:
         rows[line["task"], line["way"]].append(line)
-    head = ["task", "method", "runs", "clusters", *COLUMNS, "worst − fedavg", "worst − leaves", "bytes"]
+    head = [
+        "task",
+        "method",
+        "runs",
+        "clusters",
+        *COLUMNS,
+        "worst − fedavg",
+        "worst − leaves",
+        "bytes",
+    ]
     text = [f"| {' | '.join(head)} |", "| :-- | :-- |" + " --: |" * (len(head) - 2)]
     for (task, way), found in rows.items():
         cells = [task, way, str(len(found)), f"{mean(line['clusters'] for line in found):.1f}"]
         cells += [_estimate([line[name] for line in found]) for name in COLUMNS]
-        worst = [min(line["fallback"] - line[than] for line in found) for than in ("fedavg", "leaves")]
+        worst = [
+            min(line["fallback"] - line[than] for line in found) for than in ("fedavg", "leaves")
+        ]
         cells += [f"{round(100 * each, 1) + 0.0:.1f}" for each in worst]  # not -0.0
         cells.append(f"{mean(line['bytes'] for line in found):.1f} ×")
         text.append(f"| {' | '.join(cells)} |")
@@ -140,7 +180,9 @@ def table(lines: Sequence[Line]) -> str:
         known = [line for line in lines if line[than] is not None]
         below = sum(100 * (line["fallback"] - line[than]) < -SLACK for line in known)
         own = sum(100 * (line["one by one"] - line[than]) < -SLACK for line in known)
-        text.append(f"\nBelow {than} − {SLACK}: fall-back in {below} of {len(known)} runs, one by one in {own}.")
+        text.append(
+            f"\nBelow {than} − {SLACK}: fall-back in {below} of {len(known)} runs, one by one in {own}."
+        )
     return "\n".join(text)
 
 

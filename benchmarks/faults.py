@@ -38,7 +38,9 @@ def runs_of(config: Config, seeds: int, faults: Faults, data_dir: Path | None) -
 def left_out(runs: Sequence[Run]) -> Counter[str]:
     """Count the answers that were left out, by whether they dropped out."""
     events = [event for run in runs for event in run.events if event["kind"] == "left_out"]
-    return Counter("absent" if why == "dropped out" else "bad" for e in events for why in e["clients"].values())
+    return Counter(
+        "absent" if why == "dropped out" else "bad" for e in events for why in e["clients"].values()
+    )
 
 
 def row(name: str, runs: Sequence[Run]) -> list[str]:
@@ -46,28 +48,45 @@ def row(name: str, runs: Sequence[Run]) -> list[str]:
     accuracies = [run.summary["accuracy"]["mean"] for run in runs]
     recovered = [run.summary["clusters"]["ari"] for run in runs]
     lost = left_out(runs)
-    cells = [f"{min(recovered):.2f}", " ".join(f"{100 * a:.2f}" for a in accuracies), f"{100 * mean(accuracies):.2f}"]
+    cells = [
+        f"{min(recovered):.2f}",
+        " ".join(f"{100 * a:.2f}" for a in accuracies),
+        f"{100 * mean(accuracies):.2f}",
+    ]
     return [name, *cells, str(lost["absent"]), str(lost["bad"])]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("configs", nargs="*", default=CONFIGS)
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--corrupt", type=float, default=0.01)
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as of fedclade run")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="as of fedclade run"
+    )
     arguments = parser.parse_args()
 
     faults = Faults(dropout=arguments.dropout, corrupt=arguments.corrupt)
     table = Table(title=f"seeds 0 to {arguments.seeds - 1}; faults: {faults}")
-    for column in ("config", "lowest ARI", "accuracy by seed, %", "mean, %", "dropped out", "corrupt"):
+    for column in (
+        "config",
+        "lowest ARI",
+        "accuracy by seed, %",
+        "mean, %",
+        "dropped out",
+        "corrupt",
+    ):
         table.add_column(column, justify="left" if column == "config" else "right")
     for name in arguments.configs:
         config = read_config(find_config(name), arguments.set)
         table.add_row(*row(name, runs_of(config, arguments.seeds, Faults(), arguments.data_dir)))
-        table.add_row(*row("  with faults", runs_of(config, arguments.seeds, faults, arguments.data_dir)))
+        table.add_row(
+            *row("  with faults", runs_of(config, arguments.seeds, faults, arguments.data_dir))
+        )
     Console(width=110).print(table)
 
 

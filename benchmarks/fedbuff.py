@@ -18,7 +18,18 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from fedclade import Clients, FedAvg, FedBuff, LocalTraining, Round, RoundLog, Run, State, load_federation, simulate
+from fedclade import (
+    Clients,
+    FedAvg,
+    FedBuff,
+    LocalTraining,
+    Round,
+    RoundLog,
+    Run,
+    State,
+    load_federation,
+    simulate,
+)
 from fedclade.algorithms import Algorithm
 
 CLIENTS, AT_ONCE, TARGET = 100, 20, 0.9
@@ -32,7 +43,9 @@ CLOCK = FedBuff(concurrency=AT_ONCE)
 class Timed(FedAvg):
     """FedAvg whose rounds are timed."""
 
-    def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:
+    def step(
+        self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round
+    ) -> tuple[State, RoundLog]:
         """Train, and say how long the slowest took."""
         state, log = super().step(state, cohort, clients, this_round)
         slowest = max(CLOCK.seconds_of(cohort, clients.sizes, this_round))
@@ -58,8 +71,14 @@ def run(algorithm: Algorithm, updates: int, seed: int, data_dir: Path | None) ->
         seed=seed,
         data_dir=data_dir,
     )
-    settings: dict[str, Any] = {"rounds": UPDATES // updates, "client_fraction": updates / CLIENTS, "seed": seed}
-    return simulate(algorithm, "mlp", federation, local=LOCAL, target=TARGET, engine="stacked", **settings)
+    settings: dict[str, Any] = {
+        "rounds": UPDATES // updates,
+        "client_fraction": updates / CLIENTS,
+        "seed": seed,
+    }
+    return simulate(
+        algorithm, "mlp", federation, local=LOCAL, target=TARGET, engine="stacked", **settings
+    )
 
 
 def seconds_at(run: Run) -> list[float]:
@@ -70,20 +89,32 @@ def seconds_at(run: Run) -> list[float]:
 
 def main() -> None:
     """Print a table: virtual seconds, rounds and updates until the target is reached, of each seed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--seeds", type=int, default=3)
     args = parser.parse_args()
-    print("| method | virtual seconds to target | updates to target | staleness, mean | accuracy at the end |")
+    print(
+        "| method | virtual seconds to target | updates to target | staleness, mean | accuracy at the end |"
+    )
     print("| :-- | --: | --: | --: | --: |")
     for name, (algorithm, updates) in METHODS.items():
         runs = [run(algorithm, updates, seed, args.data_dir) for seed in range(args.seeds)]
         reached = [done.summary["target"]["rounds_to_target"] for done in runs]
-        seconds = [f"{seconds_at(d)[r - 1]:.1f}" if r else "—" for d, r in zip(runs, reached, strict=True)]
+        seconds = [
+            f"{seconds_at(d)[r - 1]:.1f}" if r else "—" for d, r in zip(runs, reached, strict=True)
+        ]
         needed = [str(r * updates) if r else "—" for r in reached]
         stale = mean(row.get("staleness_mean", 0.0) for done in runs for row in done.metric_rows)
         accuracy = mean(done.summary["accuracy"]["mean"] for done in runs)
-        cells = name, ", ".join(seconds), ", ".join(needed), f"{stale:.2f}", f"{100 * accuracy:.1f} %"
+        cells = (
+            name,
+            ", ".join(seconds),
+            ", ".join(needed),
+            f"{stale:.2f}",
+            f"{100 * accuracy:.1f} %",
+        )
         print(f"| {' | '.join(cells)} |", flush=True)
 
 

@@ -58,7 +58,9 @@ COLUMNS = (
 
 
 def model(seed: int = 0) -> torch.nn.Module:
-    return build_model("mlp", input_shape=SCHEMA.input_shape, outputs=SCHEMA.outputs, arguments={"hidden": HIDDEN})
+    return build_model(
+        "mlp", input_shape=SCHEMA.input_shape, outputs=SCHEMA.outputs, arguments={"hidden": HIDDEN}
+    )
 
 
 @dataclass
@@ -84,7 +86,9 @@ class ScriptedClients:
         draw = torch.Generator().manual_seed(0)
         size = self.layout.size
         pairs, own = torch.randn(2, CLUSTERS, size, generator=draw) / size**0.5
-        self._directions = pairs.repeat_interleave(2, 0)[:CLUSTERS] + own  # two pairs, that split first
+        self._directions = (
+            pairs.repeat_interleave(2, 0)[:CLUSTERS] + own
+        )  # two pairs, that split first
         self._noise = torch.randn(size + 8 * self.count, generator=draw) / size**0.5
         self._structure = wire.layout_digest(self.layout)
 
@@ -103,9 +107,24 @@ class ScriptedClients:
         return torch.add(self._directions[client % CLUSTERS], noise, alpha=0.5)
 
     def _hello(self, content: Content, client: int) -> RecordDict:
-        named = {"number": client, "name": f"c{client}", "size": 100, "description": "scripted", "secret": ""}
-        truth = {"true_cluster": client % CLUSTERS, "layout": self._structure, "task": FittedTask().described}
-        data = {"scaled": False, "encoding": "", "schema": json.dumps(asdict(SCHEMA)), "scores": True}
+        named = {
+            "number": client,
+            "name": f"c{client}",
+            "size": 100,
+            "description": "scripted",
+            "secret": "",
+        }
+        truth = {
+            "true_cluster": client % CLUSTERS,
+            "layout": self._structure,
+            "task": FittedTask().described,
+        }
+        data = {
+            "scaled": False,
+            "encoding": "",
+            "schema": json.dumps(asdict(SCHEMA)),
+            "scores": True,
+        }
         return wire.record({**named, **truth, **data})
 
     def _train(self, content: Content, client: int) -> RecordDict:
@@ -122,7 +141,9 @@ class ScriptedClients:
 
     def _evaluate(self, content: Content, client: int) -> RecordDict:
         count = len(content.vectors)
-        return wire.record({"scores": [0.5] * count, "losses": [1.0] * count, "examples": [100] * count})
+        return wire.record(
+            {"scores": [0.5] * count, "losses": [1.0] * count, "examples": [100] * count}
+        )
 
 
 class TimedGrid(LocalGrid):
@@ -147,7 +168,11 @@ class TimedGrid(LocalGrid):
 
 def status(name: str) -> int:
     """Return one of the numbers of bytes that Linux tells of this process."""
-    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{name}:"))
+    (line,) = (
+        line
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith(f"{name}:")
+    )
     return 1024 * int(line.split()[1])
 
 
@@ -169,7 +194,9 @@ def play(
     return run, seen
 
 
-def measure(stream: bool, encoding: str, clients: int, rounds: int, splits: Sequence[int]) -> dict[str, Any]:
+def measure(
+    stream: bool, encoding: str, clients: int, rounds: int, splits: Sequence[int]
+) -> dict[str, Any]:
     """Run one case; return medians over its rounds but the first, and the memory at its peak."""
     torch.set_num_threads(1)
     scripted = ScriptedClients(max(clients, 2 * CLUSTERS), encoding)
@@ -181,10 +208,18 @@ def measure(stream: bool, encoding: str, clients: int, rounds: int, splits: Sequ
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
     before = status("VmRSS")
     run, seen = play(scripted, grid(clients), stream, rounds, splits)
-    each = [[now - was for now, was in zip(*pair, strict=True)] for pair in zip(seen[1:], seen, strict=False)]
+    each = [
+        [now - was for now, was in zip(*pair, strict=True)]
+        for pair in zip(seen[1:], seen, strict=False)
+    ]
     total, in_grid, own = (median(column) for column in zip(*each, strict=True))
     return {
-        **{"stream": stream, "encoding": encoding, "clients": clients, "parameters": scripted.layout.n_parameters},
+        **{
+            "stream": stream,
+            "encoding": encoding,
+            "clients": clients,
+            "parameters": scripted.layout.n_parameters,
+        },
         **{"server": total - own, "messages": in_grid - own, "rest": total - in_grid, "own": own},
         **{"peak": status("VmHWM") - before, "update_bytes": clients * 4 * scripted.layout.size},
         **{"up": run.summary["bytes_up"] / rounds, "ari": run.metric_rows[-1]["ari"]},
@@ -207,10 +242,14 @@ def row(found: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--clients", type=int, default=CLIENTS)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--splits", nargs="*", type=int, default=SPLITS, help="rounds; none for no split at all")
+    parser.add_argument(
+        "--splits", nargs="*", type=int, default=SPLITS, help="rounds; none for no split at all"
+    )
     parser.add_argument("--encodings", nargs="+", choices=ENCODINGS, default=list(ENCODINGS))
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     arguments = parser.parse_args()
@@ -220,7 +259,11 @@ def main() -> None:
     results: list[dict[str, Any]] = []
     for stream in (False, True):
         for encoding in arguments.encodings:
-            results.append(in_a_process(stream, encoding, arguments.clients, arguments.rounds, arguments.splits))
+            results.append(
+                in_a_process(
+                    stream, encoding, arguments.clients, arguments.rounds, arguments.splits
+                )
+            )
             print(row(results[-1]), flush=True)
     found = results[0]
     print(

@@ -71,7 +71,9 @@ def opened(clients: int, folder: Path) -> dict[str, Any]:
     known, table, truth = perf_counter(), federation.clients, federation.true_clusters
     federation.fingerprint  # noqa: B018
     told = perf_counter()
-    model = build_model("mclr", input_shape=federation.pool.input_shape, outputs=federation.pool.outputs, seed=0)
+    model = build_model(
+        "mclr", input_shape=federation.pool.input_shape, outputs=federation.pool.outputs, seed=0
+    )
     simulated = SimulatedClients(federation, model, "cpu", "stacked")
     ready, after = perf_counter(), memory()
     assert isinstance(table, ClientTable)
@@ -80,7 +82,9 @@ def opened(clients: int, folder: Path) -> dict[str, Any]:
     data, spec = ClientsData(federation, torch.device("cpu"), 2**30), LocalTraining(batch_size=20)
     for number in range(1, ROUNDS + 1):
         draw = np.random.default_rng(number)
-        for_fetch, for_round = (np.sort(draw.choice(clients, COHORT, replace=False)).tolist() for _ in range(2))
+        for_fetch, for_round = (
+            np.sort(draw.choice(clients, COHORT, replace=False)).tolist() for _ in range(2)
+        )
         this_round, begin = Round(number, spec, 0), perf_counter()
         torch.cat([x for client in for_fetch for x, _ in [data.examples(client, this_round)]])
         fetched.append(perf_counter() - begin)
@@ -108,8 +112,12 @@ def memory() -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder for the data, which stays there")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, help="folder for the data, which stays there"
+    )
     parser.add_argument("--clients", type=int, nargs="+", default=CLIENTS)
     chosen = parser.parse_args()
     table = Table(*COLUMNS, box=None)
@@ -119,7 +127,9 @@ def main() -> None:
             if measured is built and folder.exists():
                 found |= dict.fromkeys(("build_s", "build_peak_mb"), float("nan"))
                 continue
-            with multiprocessing.get_context("spawn").Pool(1) as process:  # which never tells less than it once had
+            with multiprocessing.get_context("spawn").Pool(
+                1
+            ) as process:  # which never tells less than it once had
                 found |= process.apply(measured, (clients, folder))
         table.add_row(*(form.format(found[name]) for name, form in COLUMNS.items()))
     Console(width=160).print(table)

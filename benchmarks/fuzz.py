@@ -71,10 +71,52 @@ class Literal:
 
 def literals() -> list[str]:
     """Return values that are hardly ever right, as TOML has them or as it does not."""
-    numbers = ["0", "-1", "1", "2", "7", "-7", "0.0", "-0.0", "0.5", "1.0", "-0.5", "nan", "-nan", "inf", "-inf"]
-    numbers += ["1e30", "-1e30", "1e-30", "1e308", "1e400", "5e-324", "1e38", "1e18", "1e9", "0x7f", "1_000"]
-    numbers += [str(2**31), str(-(2**31)), str(2**53), str(2**63 - 1), str(2**63), str(-(2**63) - 1), "9" * 400]
-    numbers += ["9" * 5000, "-" + "9" * 5000, "0x" + "f" * 5000, "1." + "9" * 5000, "1e" + "9" * 5000]
+    numbers = [
+        "0",
+        "-1",
+        "1",
+        "2",
+        "7",
+        "-7",
+        "0.0",
+        "-0.0",
+        "0.5",
+        "1.0",
+        "-0.5",
+        "nan",
+        "-nan",
+        "inf",
+        "-inf",
+    ]
+    numbers += [
+        "1e30",
+        "-1e30",
+        "1e-30",
+        "1e308",
+        "1e400",
+        "5e-324",
+        "1e38",
+        "1e18",
+        "1e9",
+        "0x7f",
+        "1_000",
+    ]
+    numbers += [
+        str(2**31),
+        str(-(2**31)),
+        str(2**53),
+        str(2**63 - 1),
+        str(2**63),
+        str(-(2**63) - 1),
+        "9" * 400,
+    ]
+    numbers += [
+        "9" * 5000,
+        "-" + "9" * 5000,
+        "0x" + "f" * 5000,
+        "1." + "9" * 5000,
+        "1e" + "9" * 5000,
+    ]
     texts = [
         '""',
         '" "',
@@ -88,7 +130,15 @@ def literals() -> list[str]:
         '"[bold]"',
         f'"{"x" * 5000}"',
     ]
-    texts += ['"os:abort"', '":"', '".a:b"', '"math:pi"', '"builtins:int"', '"builtins:dict"', '"torch.nn:Linear"']
+    texts += [
+        '"os:abort"',
+        '":"',
+        '".a:b"',
+        '"math:pi"',
+        '"builtins:int"',
+        '"builtins:dict"',
+        '"torch.nn:Linear"',
+    ]
     texts += ['"../../etc/passwd"', "'''a\nb'''", '"' + "é" * 300 + '"', '"%s {0} {x}"']
     tables = [
         "true",
@@ -103,17 +153,43 @@ def literals() -> list[str]:
         "[nan]",
         "[{}]",
     ]
-    tables += ["1979-05-27", "07:32:00", "1979-05-27T07:32:00Z", "[true, 'a']", "{a = {b = {c = 1}}}"]
+    tables += [
+        "1979-05-27",
+        "07:32:00",
+        "1979-05-27T07:32:00Z",
+        "[true, 'a']",
+        "{a = {b = {c = 1}}}",
+    ]
     tables += ["[" * depth + "]" * depth for depth in (20, 300, 900, 100_000)]
     tables += ["{a = " * depth + "1" + "}" * depth for depth in (20, 300, 5000)]
-    broken = ["", "=", "x", "[", "{", '"', "1 2", "none", "null", "1.", "0x", "[1,,2]", "'''", "\x00", "#"]
-    names = [f'"{name}"' for known in (ALGORITHMS, PARTITIONS, SHIFTS, MODELS, ENGINES) for name in known]
+    broken = [
+        "",
+        "=",
+        "x",
+        "[",
+        "{",
+        '"',
+        "1 2",
+        "none",
+        "null",
+        "1.",
+        "0x",
+        "[1,,2]",
+        "'''",
+        "\x00",
+        "#",
+    ]
+    names = [
+        f'"{name}"' for known in (ALGORITHMS, PARTITIONS, SHIFTS, MODELS, ENGINES) for name in known
+    ]
     return [*numbers * 3, *texts, *tables, *broken, *names]
 
 
 def bases() -> list[tuple[str, Config]]:
     """Return the configs to mutate: those that come with fedclade, and small ones with every key of every section."""
-    shipped = [(str(file.stem), read_toml(file)) for file in sorted(config_folder().rglob("*.toml"))]
+    shipped = [
+        (str(file.stem), read_toml(file)) for file in sorted(config_folder().rglob("*.toml"))
+    ]
     small = [(name, small_config(name)) for name in ALGORITHMS]
     return [*shipped, *small * max(1, 2 * len(shipped) // len(small))]
 
@@ -122,7 +198,13 @@ def small_config(algorithm: str) -> Config:
     """Return a config with every section and key, which runs in a moment."""
     raw = {
         "rounds": 2,
-        "data": {"name": "digits", "clients": 6, "samples_per_client": 20, "shift": "label_swap", "clusters": 2},
+        "data": {
+            "name": "digits",
+            "clients": 6,
+            "samples_per_client": 20,
+            "shift": "label_swap",
+            "clusters": 2,
+        },
         "model": {"name": "mlp", "hidden": 8},
         "algorithm": {"name": algorithm},
         "newcomers": {"clients": 2},
@@ -161,7 +243,18 @@ class Mutator:
         """Return what may stand behind ``--set``."""
         section, key = self._place(self._draw.choice(self._bases)[1])
         path = f"{section}.{key}" if section else key
-        odd = ("", ".", "a.b.c", "=", f"{path} ", "data", "é.ü", "." * 2000, "[data].name", "algorithms.cfl")
+        odd = (
+            "",
+            ".",
+            "a.b.c",
+            "=",
+            f"{path} ",
+            "data",
+            "é.ü",
+            "." * 2000,
+            "[data].name",
+            "algorithms.cfl",
+        )
         path = self._draw.choice(odd) if self._draw.random() < 0.2 else path
         return f"{path}={self._draw.choice(self._literals)}"
 
@@ -189,23 +282,47 @@ class Mutator:
         if isinstance(value, bool):
             place[key] = not value
         elif isinstance(value, int):
-            place[key] = self._draw.choice((0, 1, 2, value + 1, value - 1, 10 * value, 1000 * value, 10**9, 2**63 - 1))
+            place[key] = self._draw.choice(
+                (0, 1, 2, value + 1, value - 1, 10 * value, 1000 * value, 10**9, 2**63 - 1)
+            )
         elif isinstance(value, float):
-            factor = self._draw.choice((0.0, 0.01, 0.5, 2.0, 100.0, 1e10, 1e20, 1e30, 1e60, 1e300, float("inf")))
+            factor = self._draw.choice(
+                (0.0, 0.01, 0.5, 2.0, 100.0, 1e10, 1e20, 1e30, 1e60, 1e300, float("inf"))
+            )
             place[key] = (value or 1.0) * factor
         elif isinstance(value, str):
-            names = (*ALGORITHMS, *PARTITIONS, *SHIFTS, *MODELS, *ENGINES, "auto", "projected", "pixel", "unit", "l2")
+            names = (
+                *ALGORITHMS,
+                *PARTITIONS,
+                *SHIFTS,
+                *MODELS,
+                *ENGINES,
+                "auto",
+                "projected",
+                "pixel",
+                "unit",
+                "l2",
+            )
             place[key] = self._draw.choice(names)
         return f"{section}.{key} = {_short(str(place.get(key)))}"
 
     def _place(self, config: Config) -> tuple[str, str]:
         places = [("", key) for key, value in config.items() if not isinstance(value, dict)]
-        places += [(name, key) for name, value in config.items() if isinstance(value, dict) for key in value]
+        places += [
+            (name, key)
+            for name, value in config.items()
+            if isinstance(value, dict)
+            for key in value
+        ]
         return self._draw.choice(places or [("data", "name")])
 
     def _unknown(self, config: Config) -> str:
-        name = self._draw.choice(("", "x", "é", "a b", "name", "seed", "x" * 3000, "true_clusters", "__init__", "self"))
-        inside = self._draw.choice([None, *(key for key, value in config.items() if isinstance(value, dict))])
+        name = self._draw.choice(
+            ("", "x", "é", "a b", "name", "seed", "x" * 3000, "true_clusters", "__init__", "self")
+        )
+        inside = self._draw.choice(
+            [None, *(key for key, value in config.items() if isinstance(value, dict))]
+        )
         value = self._draw.choice((Literal(self._draw.choice(self._literals)), {}, {"name": 1}))
         (config if inside is None else config[inside])[name] = value
         return f"unknown key {inside}.{_short(name)}"
@@ -242,7 +359,9 @@ class Mutator:
             "bytes changed": flipped,
             "twice": lambda text: (text + "\n" + text).encode(),
             "deep header": lambda text: (text + f"\n[{'.'.join('a' * 3000)}]\nx = 1\n").encode(),
-            "deep section": lambda text: (text + f"\n[model.{'.'.join('a' * 3000)}]\nx = 1\n").encode(),
+            "deep section": lambda text: (
+                text + f"\n[model.{'.'.join('a' * 3000)}]\nx = 1\n"
+            ).encode(),
             "empty": lambda text: b"",
             "lines of Windows": lambda text: text.replace("\n", "\r\n").encode(),
         }
@@ -291,7 +410,11 @@ def outcome_of(call: Callable[[], object]) -> tuple[str, str]:
     except TooLongError:
         return "hang", ""
     except FedcladeError as error:
-        return ("refused", str(error)) if str(error).strip() else ("traceback", "an error without a word")
+        return (
+            ("refused", str(error))
+            if str(error).strip()
+            else ("traceback", "an error without a word")
+        )
     except SystemExit as left:
         return ("valid", "") if not left.code else ("traceback", f"exit status {left.code}")
     except BaseException:  # whatever it is, it is what is looked for
@@ -319,8 +442,13 @@ def tiny(path: Path) -> list[str] | None:
         "algorithm.restart_rounds": (config.algorithm.get("restart_rounds"), 2),
     }
     if config.data["name"] == "synthetic":
-        most |= {"data.clients": (config.data["clients"], 10), "data.max_samples": (config.data["max_samples"], 50)}
-    changed = {key: least for key, (value, least) in most.items() if value is not None and value > least}
+        most |= {
+            "data.clients": (config.data["clients"], 10),
+            "data.max_samples": (config.data["max_samples"], 50),
+        }
+    changed = {
+        key: least for key, (value, least) in most.items() if value is not None and value > least
+    }
     return [f"{key}={value}" for key, value in changed.items()]
 
 
@@ -329,7 +457,11 @@ def warm_up() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "warm-up.toml"
         path.write_text(tomli_w.dumps({**small_config("cfl"), "engine": "loop"}))
-        outcome_of(lambda: app(["run", str(path), "--quiet", "--out", f"{scratch}/run"], standalone_mode=False))
+        outcome_of(
+            lambda: app(
+                ["run", str(path), "--quiet", "--out", f"{scratch}/run"], standalone_mode=False
+            )
+        )
 
 
 def run_it(path: Path, changes: list[str], out: Path, told: Path) -> None:
@@ -346,14 +478,20 @@ def run_it(path: Path, changes: list[str], out: Path, told: Path) -> None:
 def ran(path: Path, changes: list[str], out: Path) -> tuple[str, str]:
     """Run a config in a process of its own; return how it ended, and what was said."""
     told = out.with_suffix(".told")
-    process = multiprocessing.get_context("fork").Process(target=run_it, args=(path, changes, out, told))
+    process = multiprocessing.get_context("fork").Process(
+        target=run_it, args=(path, changes, out, told)
+    )
     process.start()
     process.join(1.5 * SECONDS)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid or 0, signal.SIGKILL)
     process.join()
     if not told.exists():
-        return ("hang", "") if process.exitcode == -signal.SIGKILL else ("traceback", f"died: {process.exitcode}")
+        return (
+            ("hang", "")
+            if process.exitcode == -signal.SIGKILL
+            else ("traceback", f"died: {process.exitcode}")
+        )
     outcome, said = json.loads(told.read_text())
     if outcome in ("valid", "refused") and (wrong := half_written(out)):
         return "half-written", f"{wrong}\n{said}"
@@ -378,18 +516,26 @@ def half_written(folder: Path) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("seed", type=int, help="of all that is drawn")
     parser.add_argument("--configs", type=int, default=1000, help="how many are validated")
-    parser.add_argument("--runs", type=int, default=60, help="how many of the valid ones are run, at most")
+    parser.add_argument(
+        "--runs", type=int, default=60, help="how many of the valid ones are run, at most"
+    )
     parser.add_argument("--keep", type=Path, help="folder for the configs that broke something")
     arguments = parser.parse_args()
     matplotlib.use("agg")
-    torch.set_num_threads(1)  # or a run that is forked would wait for OpenMP's threads, which are not
+    torch.set_num_threads(
+        1
+    )  # or a run that is forked would wait for OpenMP's threads, which are not
     console, draw = Console(soft_wrap=True), random.Random(arguments.seed)
     mutator = Mutator(draw)
     warm_up()
-    counts: dict[str, Counter[str]] = {kind: Counter() for kind in ("validated", "--set", "--memory", "run")}
+    counts: dict[str, Counter[str]] = {
+        kind: Counter() for kind in ("validated", "--set", "--memory", "run")
+    }
     runnable: list[tuple[str, Path, list[str]]] = []
     with tempfile.TemporaryDirectory() as scratch:
         os.environ["FEDCLADE_CACHE_DIR"] = str(Path(scratch) / "cache")
@@ -397,7 +543,9 @@ def main() -> None:
         def note(kind: str, what: str, ended: tuple[str, str], path: Path | None = None) -> None:
             counts[kind][ended[0]] += 1
             if ended[0] in OUTCOMES[2:]:
-                console.print(f"{kind}: {ended[0]}: {what}\n{ended[1]}", markup=False, highlight=False)
+                console.print(
+                    f"{kind}: {ended[0]}: {what}\n{ended[1]}", markup=False, highlight=False
+                )
                 if path is not None and arguments.keep is not None:
                     arguments.keep.mkdir(parents=True, exist_ok=True)
                     shutil.copy(path, arguments.keep)
@@ -408,7 +556,11 @@ def main() -> None:
             if chosen < 0.1:
                 override = mutator.override()
                 base = find_config("cfl-digits-label-swap")
-                note("--set", _short(override), outcome_of(lambda b=base, o=override: read_config(b, [o])))
+                note(
+                    "--set",
+                    _short(override),
+                    outcome_of(lambda b=base, o=override: read_config(b, [o])),
+                )
             elif chosen < 0.15:
                 size = mutator.memory()
                 note("--memory", _short(size), outcome_of(lambda s=size: memory_bytes(s)))
@@ -421,7 +573,12 @@ def main() -> None:
                     runnable.append((what, path, changes))
         sample = draw.sample(runnable, min(arguments.runs, len(runnable)))
         for what, path, changes in sample:
-            note("run", f"{path.name}, {what}", ran(path, changes, Path(scratch) / f"run-{path.stem}"), path)
+            note(
+                "run",
+                f"{path.name}, {what}",
+                ran(path, changes, Path(scratch) / f"run-{path.stem}"),
+                path,
+            )
     table = Table(*("", *OUTCOMES), title=f"seed {arguments.seed}")
     for kind, found in counts.items():
         table.add_row(kind, *(str(found[outcome]) for outcome in OUTCOMES))

@@ -86,7 +86,9 @@ class Raising:
     def _raise(self, *_: object) -> Any:
         raise OddError("an odd object raised this")
 
-    __len__ = __iter__ = __getitem__ = __bool__ = __call__ = __array__ = __float__ = __index__ = _raise
+    __len__ = __iter__ = __getitem__ = __bool__ = __call__ = __array__ = __float__ = __index__ = (
+        _raise
+    )
     __contains__ = __add__ = __lt__ = _raise
 
 
@@ -96,9 +98,29 @@ class Raising:
 def odd_numbers() -> dict[str, Any]:
     """Return numbers that are hardly ever right."""
     return {
-        **{"-1": -1, "0": 0, "1": 1, "10**9": 10**9, "2**63": 2**63, "-2**70": -(2**70), "0.5": 0.5, "-0.0": -0.0},
-        **{"nan": float("nan"), "inf": float("inf"), "-inf": -float("inf"), "1e300": 1e300, "5e-324": 5e-324},
-        **{"np.float32(nan)": np.float32("nan"), "np.int64(-7)": np.int64(-7), "True": True, "1j": 1j},
+        **{
+            "-1": -1,
+            "0": 0,
+            "1": 1,
+            "10**9": 10**9,
+            "2**63": 2**63,
+            "-2**70": -(2**70),
+            "0.5": 0.5,
+            "-0.0": -0.0,
+        },
+        **{
+            "nan": float("nan"),
+            "inf": float("inf"),
+            "-inf": -float("inf"),
+            "1e300": 1e300,
+            "5e-324": 5e-324,
+        },
+        **{
+            "np.float32(nan)": np.float32("nan"),
+            "np.int64(-7)": np.int64(-7),
+            "True": True,
+            "1j": 1j,
+        },
         **{"99": 99, "np.float64(1e-9)": np.float64(1e-9)},
     }
 
@@ -106,10 +128,35 @@ def odd_numbers() -> dict[str, Any]:
 def odd_texts() -> dict[str, Any]:
     """Return texts that are hardly ever right."""
     return {
-        **{"''": "", "'x'": "x", "'../x'": "../x", "long": "x" * 5000, "deep": "x/" * 3000, "null": "a\0b"},
-        **{"surrogate": "\ud800", "newline": "a\nb", "markup": "[/]", "'fedagv'": "fedagv", "'nan'": "nan"},
-        **{"module": "os:system", "no module": "no.such:thing", "pattern": "*", "'auto'": "auto", "'['": "["},
-        **{"bytes": b"abc", "Path": Path("nowhere"), "'key=1'": "key=1", "'a.b=['": "a.b=[", "'1e9999GB'": "1e9999GB"},
+        **{
+            "''": "",
+            "'x'": "x",
+            "'../x'": "../x",
+            "long": "x" * 5000,
+            "deep": "x/" * 3000,
+            "null": "a\0b",
+        },
+        **{
+            "surrogate": "\ud800",
+            "newline": "a\nb",
+            "markup": "[/]",
+            "'fedagv'": "fedagv",
+            "'nan'": "nan",
+        },
+        **{
+            "module": "os:system",
+            "no module": "no.such:thing",
+            "pattern": "*",
+            "'auto'": "auto",
+            "'['": "[",
+        },
+        **{
+            "bytes": b"abc",
+            "Path": Path("nowhere"),
+            "'key=1'": "key=1",
+            "'a.b=['": "a.b=[",
+            "'1e9999GB'": "1e9999GB",
+        },
     }
 
 
@@ -128,13 +175,20 @@ def odd_arrays() -> dict[str, Any]:
             "sparse": torch.eye(3).to_sparse(),
             "nans": torch.full((3, 2), np.nan),
         },
-        **{"complex": torch.ones(3, 2, dtype=torch.complex64), "grad": torch.ones(3, 2, requires_grad=True)},
+        **{
+            "complex": torch.ones(3, 2, dtype=torch.complex64),
+            "grad": torch.ones(3, 2, requires_grad=True),
+        },
         **{
             "bool": torch.tensor([True, False]),
             "huge ints": torch.tensor([2**62, -(2**62)]),
             "bf16": torch.ones(3).bfloat16(),
         },
-        **{"masked": masked, "objects": np.array([None, "a", 1], dtype=object), "texts": np.array(["a", "b"])},
+        **{
+            "masked": masked,
+            "objects": np.array([None, "a", 1], dtype=object),
+            "texts": np.array(["a", "b"]),
+        },
         **{
             "records": np.zeros(3, dtype=[("a", int)]),
             "empty array": np.empty((0, 3)),
@@ -152,22 +206,74 @@ def odd_collections() -> dict[str, Any]:
     itself: list[Any] = []
     itself.append(itself)
     return {
-        **{"[]": [], "[1]": [1], "[None]": [None], "['x']": ["x"], "[-1, 0]": [-1, 0], "ragged": [[1, 2], [3]]},
-        **{"()": (), "(None, None)": (None, None), "{}": {}, "{'a': 1}": {"a": 1}, "{1: object}": {1: object()}},
-        **{"{None: None}": {None: None}, "set": {1, 2}, "generator": (n for n in range(3)), "range": range(10)},
-        **{"nested": nested, "itself": itself, "[nan]": [float("nan")], "{'x': [1]}": {"x": [1]}, "[[]]": [[]]},
-        **{"[1, 1]": [1, 1], "{0: 'a'}": {0: "a"}, "[2**70]": [2**70], "(x, y)": (torch.ones(3, 2), torch.ones(2))},
+        **{
+            "[]": [],
+            "[1]": [1],
+            "[None]": [None],
+            "['x']": ["x"],
+            "[-1, 0]": [-1, 0],
+            "ragged": [[1, 2], [3]],
+        },
+        **{
+            "()": (),
+            "(None, None)": (None, None),
+            "{}": {},
+            "{'a': 1}": {"a": 1},
+            "{1: object}": {1: object()},
+        },
+        **{
+            "{None: None}": {None: None},
+            "set": {1, 2},
+            "generator": (n for n in range(3)),
+            "range": range(10),
+        },
+        **{
+            "nested": nested,
+            "itself": itself,
+            "[nan]": [float("nan")],
+            "{'x': [1]}": {"x": [1]},
+            "[[]]": [[]],
+        },
+        **{
+            "[1, 1]": [1, 1],
+            "{0: 'a'}": {0: "a"},
+            "[2**70]": [2**70],
+            "(x, y)": (torch.ones(3, 2), torch.ones(2)),
+        },
     }
 
 
 def odd_objects() -> dict[str, Any]:
     """Return objects that are hardly ever right."""
     return {
-        **{"None": None, "object": object(), "raising": Raising(), "print": print, "a class": dict, "a module": os},
-        **{"lambda": lambda *_, **__: None, "an error": ValueError("x"), "date": datetime.date(2020, 1, 1)},
-        **{"module on meta": nn.Linear(3, 2, device="meta"), "module without parameters": nn.Flatten()},
-        **{"lazy module": nn.LazyLinear(2), "module of ints": nn.Linear(3, 2).double(), "a task": fedclade.Task()},
-        **{"an algorithm": fedclade.CFL(), "a federation": federation(), "a tree": run().tree, "a run": run()},
+        **{
+            "None": None,
+            "object": object(),
+            "raising": Raising(),
+            "print": print,
+            "a class": dict,
+            "a module": os,
+        },
+        **{
+            "lambda": lambda *_, **__: None,
+            "an error": ValueError("x"),
+            "date": datetime.date(2020, 1, 1),
+        },
+        **{
+            "module on meta": nn.Linear(3, 2, device="meta"),
+            "module without parameters": nn.Flatten(),
+        },
+        **{
+            "lazy module": nn.LazyLinear(2),
+            "module of ints": nn.Linear(3, 2).double(),
+            "a task": fedclade.Task(),
+        },
+        **{
+            "an algorithm": fedclade.CFL(),
+            "a federation": federation(),
+            "a tree": run().tree,
+            "a run": run(),
+        },
         **{
             "a data set": TensorDataset(torch.zeros(3, 2), torch.zeros(3)),
             "an empty data set": TensorDataset(torch.zeros(0)),
@@ -211,13 +317,17 @@ def federation() -> fedclade.Federation:
         x = torch.randn(16, 3, generator=draw)
         data[f"c{client}"] = x, ((x[:, 0] > 0).long() + client) % 2
     truth = {f"c{client}": client % 2 for client in range(5)}
-    return fedclade.federation(data, labels=2, newcomers=1, validation_fraction=0.2, true_clusters=truth)
+    return fedclade.federation(
+        data, labels=2, newcomers=1, validation_fraction=0.2, true_clusters=truth
+    )
 
 
 @cache
 def run() -> fedclade.Run:
     """Return a run of two rounds."""
-    return fedclade.simulate(fedclade.CFL(eps2=0.01, eps1=9.0), nn.Linear(3, 2), federation(), rounds=2, engine="loop")
+    return fedclade.simulate(
+        fedclade.CFL(eps2=0.01, eps1=9.0), nn.Linear(3, 2), federation(), rounds=2, engine="loop"
+    )
 
 
 @cache
@@ -230,7 +340,13 @@ def comparison() -> fedclade.Comparison:
 @cache
 def frame() -> pa.Table:
     """Return a table of two clients."""
-    return pa.table({"client": ["a", "b"] * 6, "x": [0.5 * n for n in range(12)], "y": [n % 2 for n in range(12)]})
+    return pa.table(
+        {
+            "client": ["a", "b"] * 6,
+            "x": [0.5 * n for n in range(12)],
+            "y": [n % 2 for n in range(12)],
+        }
+    )
 
 
 def config() -> dict[str, Any]:
@@ -241,7 +357,13 @@ def config() -> dict[str, Any]:
 
 def simulated() -> Given:
     """Return the arguments of a quick run."""
-    return {"algorithm": "fedavg", "model": nn.Linear(3, 2), "federation": federation(), "rounds": 1, "engine": "loop"}
+    return {
+        "algorithm": "fedavg",
+        "model": nn.Linear(3, 2),
+        "federation": federation(),
+        "rounds": 1,
+        "engine": "loop",
+    }
 
 
 @dataclass(frozen=True)
@@ -253,7 +375,9 @@ class Target:
     given: Callable[[], Given] = dict
 
 
-def methods_of(name: str, make: Callable[[], Any], given: Mapping[str, Callable[[], Given]]) -> list[Target]:
+def methods_of(
+    name: str, make: Callable[[], Any], given: Mapping[str, Callable[[], Given]]
+) -> list[Target]:
     """Return methods of an object that is made for each call."""
 
     def target(method: str, arguments: Callable[[], Given]) -> Target:
@@ -274,12 +398,20 @@ def settings_targets() -> list[Target]:
         "ExamplePrivacy": lambda: {"clip_norm": 1.0},
         "Oracle": lambda: {"true_clusters": {0: 0, 1: 1, 2: 0, 3: 1}},
     }
-    names = [name for name in fedclade.__all__ if name[0].isupper() and is_settings(getattr(fedclade, name))]
+    names = [
+        name
+        for name in fedclade.__all__
+        if name[0].isupper() and is_settings(getattr(fedclade, name))
+    ]
     found = [Target(name, getattr(fedclade, name), needed.get(name, dict)) for name in names]
     return [
         *found,
         Target("PrivateChoice", fedclade.algorithms.PrivateChoice),
-        Target("CentralPrivacy", fedclade.channel.CentralPrivacy, lambda: {"clip_norm": 1.0, "noise_multiplier": 1.0}),
+        Target(
+            "CentralPrivacy",
+            fedclade.channel.CentralPrivacy,
+            lambda: {"clip_norm": 1.0, "noise_multiplier": 1.0},
+        ),
         Target("Churn", fedclade.runs.Churn),
         Target("Network", fedclade.flower.Network),
         Target("Drift", fedclade.data.Drift, lambda: {"kind": "sudden"}),
@@ -296,7 +428,9 @@ def is_settings(value: object) -> bool:
     parameters = inspect.signature(value).parameters.values()
     by_name = all(parameter.kind is parameter.KEYWORD_ONLY for parameter in parameters)
     records = (fedclade.EndRecord, fedclade.RoundRecord, fedclade.SplitRecord, fedclade.Updates)
-    return (by_name and bool(parameters) and value not in records) or issubclass(value, fedclade.Algorithm)
+    return (by_name and bool(parameters) and value not in records) or issubclass(
+        value, fedclade.Algorithm
+    )
 
 
 def data_targets() -> list[Target]:
@@ -304,9 +438,16 @@ def data_targets() -> list[Target]:
     pool, made = federation().pool, federation()
     sets = {"train": TensorDataset(torch.ones(6, 3), torch.arange(6) % 2)}
     sets["test"] = sets["train"]
-    fields = {name: getattr(pool, name) for name in ("name", "x", "y", "groups", "train", "test", "outputs")}
+    fields = {
+        name: getattr(pool, name)
+        for name in ("name", "x", "y", "groups", "train", "test", "outputs")
+    }
     return [
-        Target("load_federation", fedclade.load_federation, lambda: {"clients": 4, "samples_per_client": 20}),
+        Target(
+            "load_federation",
+            fedclade.load_federation,
+            lambda: {"clients": 4, "samples_per_client": 20},
+        ),
         Target(
             "load_federation(shift)",
             fedclade.load_federation,
@@ -317,9 +458,21 @@ def data_targets() -> list[Target]:
             fedclade.load_federation,
             lambda: {"clients": 4, "partition": "dirichlet", "partition_arguments": {"alpha": 1.0}},
         ),
-        Target("load_federation(pool)", fedclade.load_federation, lambda: {"source": pool, "clients": 2}),
-        Target("federation", fedclade.federation, lambda: {"clients": {"a": own_data(), "b": own_data()}}),
-        Target("federation(pair)", pair_federation, lambda: {"x": torch.ones(6, 3), "y": torch.arange(6) % 2}),
+        Target(
+            "load_federation(pool)",
+            fedclade.load_federation,
+            lambda: {"source": pool, "clients": 2},
+        ),
+        Target(
+            "federation",
+            fedclade.federation,
+            lambda: {"clients": {"a": own_data(), "b": own_data()}},
+        ),
+        Target(
+            "federation(pair)",
+            pair_federation,
+            lambda: {"x": torch.ones(6, 3), "y": torch.arange(6) % 2},
+        ),
         Target("federation(data set)", rows_federation, lambda: {"x": torch.ones(3), "y": 1}),
         Target("federation_from_frame", fedclade.federation_from_frame, lambda: frame_arguments()),
         Target("one_client", fedclade.one_client, lambda: {**sets, "labels": 2}),
@@ -327,14 +480,18 @@ def data_targets() -> list[Target]:
         Target("Pool", fedclade.Pool, lambda: dict(fields)),
         Target("Federation", fedclade.Federation, lambda: {"pool": pool, "clients": made.clients}),
         Target("View", fedclade.View),
-        Target("concepts", fedclade.data.concepts, lambda: {"clients": 2, "samples": 10, "steps": 2}),
+        Target(
+            "concepts", fedclade.data.concepts, lambda: {"clients": 2, "samples": 10, "steps": 2}
+        ),
         *methods_of(
             "Federation",
             lambda: made,
             {"examples": lambda: {"client": 0, "split": "test"}, "alone": lambda: {"client": 0}},
         ),
         *methods_of(
-            "Pool", lambda: pool, {"scaled": lambda: {"how": "source"}, "inputs": lambda: {"indices": np.arange(2)}}
+            "Pool",
+            lambda: pool,
+            {"scaled": lambda: {"how": "source"}, "inputs": lambda: {"indices": np.arange(2)}},
         ),
     ]
 
@@ -391,25 +548,48 @@ def run_targets() -> list[Target]:
         Target(
             "sweep",
             fedclade.sweep,
-            lambda: {"config": config(), "over": ["local.lr=0.1,0.2"], "folder": fresh(), "trials": 1},
+            lambda: {
+                "config": config(),
+                "over": ["local.lr=0.1,0.2"],
+                "folder": fresh(),
+                "trials": 1,
+            },
         ),
-        Target("assign", fedclade.assign, lambda: {"run": run(), "newcomers": late, "model": nn.Linear(3, 2)}),
         Target(
-            "export_model", fedclade.export_model, lambda: {"run": run(), "out": f"{fresh()}.safetensors", "node": 0}
+            "assign",
+            fedclade.assign,
+            lambda: {"run": run(), "newcomers": late, "model": nn.Linear(3, 2)},
         ),
         Target(
-            "export_adapter", fedclade.export_adapter, lambda: {"run": run(), "out": fresh(), "node": 0, "alpha": 1.0}
+            "export_model",
+            fedclade.export_model,
+            lambda: {"run": run(), "out": f"{fresh()}.safetensors", "node": 0},
         ),
-        Target("load_adapter", fedclade.load_adapter, lambda: {"folder": "nowhere", "base": nn.Linear(3, 2)}),
+        Target(
+            "export_adapter",
+            fedclade.export_adapter,
+            lambda: {"run": run(), "out": fresh(), "node": 0, "alpha": 1.0},
+        ),
+        Target(
+            "load_adapter",
+            fedclade.load_adapter,
+            lambda: {"folder": "nowhere", "base": nn.Linear(3, 2)},
+        ),
         Target("Run.load", fedclade.Run.load, lambda: {"folder": "saved"}),
         Target("Comparison", fedclade.Comparison, lambda: {"runs": {"a": [run()]}}),
-        Target("build_model", fedclade.build_model, lambda: {"name": "mlp", "input_shape": (3,), "outputs": 2}),
+        Target(
+            "build_model",
+            fedclade.build_model,
+            lambda: {"name": "mlp", "input_shape": (3,), "outputs": 2},
+        ),
         Target(
             "k_means",
             fedclade.k_means,
             lambda: {"points": np.eye(4), "n_clusters": 2, "draw": np.random.default_rng(0)},
         ),
-        *methods_of("Run", run, {"personal": lambda: {"client": 0}, "save": lambda: {"folder": fresh()}}),
+        *methods_of(
+            "Run", run, {"personal": lambda: {"client": 0}, "save": lambda: {"folder": fresh()}}
+        ),
         *methods_of(
             "tree",
             lambda: tree,
@@ -427,15 +607,33 @@ def run_targets() -> list[Target]:
                 "without": lambda: {"clients": [0]},
             },
         ),
-        Target("ParameterTree.root_only", fedclade.ParameterTree.root_only, lambda: {"members": [0], "params": vector}),
-        Target("ParameterTree.star", fedclade.ParameterTree.star, lambda: {"clusters": [[0], [1]], "params": vector}),
-        *methods_of("Comparison", comparison, {"table": dict, "save": lambda: {"folder": fresh(), "figure": False}}),
+        Target(
+            "ParameterTree.root_only",
+            fedclade.ParameterTree.root_only,
+            lambda: {"members": [0], "params": vector},
+        ),
+        Target(
+            "ParameterTree.star",
+            fedclade.ParameterTree.star,
+            lambda: {"clusters": [[0], [1]], "params": vector},
+        ),
+        *methods_of(
+            "Comparison",
+            comparison,
+            {"table": dict, "save": lambda: {"folder": fresh(), "figure": False}},
+        ),
     ]
 
 
 def compared() -> Given:
     """Return the arguments of a quick comparison."""
-    return {"methods": ["fedavg"], "model": nn.Linear(3, 2), "federation": federation(), "rounds": 1, "engine": "loop"}
+    return {
+        "methods": ["fedavg"],
+        "model": nn.Linear(3, 2),
+        "federation": federation(),
+        "rounds": 1,
+        "engine": "loop",
+    }
 
 
 KNOWN_AS = {
@@ -447,7 +645,18 @@ KNOWN_AS = {
 }
 """Settings that a run takes by a name; all others are algorithms."""
 
-IN_RUNS = ("CFL", "ReplicatedCFL", "IFCA", "FLHC", "FLUX", "PACFL", "FedGroup", "FedSoft", "FedBuff", *KNOWN_AS)
+IN_RUNS = (
+    "CFL",
+    "ReplicatedCFL",
+    "IFCA",
+    "FLHC",
+    "FLUX",
+    "PACFL",
+    "FedGroup",
+    "FedSoft",
+    "FedBuff",
+    *KNOWN_AS,
+)
 
 
 def settings_runs() -> list[Target]:
@@ -463,7 +672,12 @@ def settings_runs() -> list[Target]:
         return Target(f"simulate({kind}.{name})", call, lambda: {"value": default})
 
     hints = {kind: get_type_hints(getattr(fedclade, kind).__init__) for kind in IN_RUNS}
-    return [target(kind, name, hint) for kind in IN_RUNS for name, hint in hints[kind].items() if name != "return"]
+    return [
+        target(kind, name, hint)
+        for kind in IN_RUNS
+        for name, hint in hints[kind].items()
+        if name != "return"
+    ]
 
 
 def config_targets() -> list[Target]:
@@ -481,12 +695,20 @@ def config_targets() -> list[Target]:
             lambda section, key, value: fedclade.config.check_config({section: {key: value}}),
             lambda: {"section": "local", "key": "lr", "value": 0.1},
         ),
-        Target("read_scenarios", fedclade.config.read_scenarios, lambda: {"path": Path("scenario.toml")}),
+        Target(
+            "read_scenarios",
+            fedclade.config.read_scenarios,
+            lambda: {"path": Path("scenario.toml")},
+        ),
         Target("find_config", fedclade.config.find_config, lambda: {"name": "own.toml"}),
         Target("build_task", fedclade.tasks.build_task, lambda: {"name": "classification"}),
         Target("parse_over", fedclade.sweeps.parse_over, lambda: {"over": ["local.lr=0.1,0.2"]}),
         Target("client_app", fedclade.flower.client_app, lambda: dict(spec)),
-        Target("server_app", fedclade.flower.server_app, lambda: {"algorithm": "fedavg", "model": nn.Linear(3, 2)}),
+        Target(
+            "server_app",
+            fedclade.flower.server_app,
+            lambda: {"algorithm": "fedavg", "model": nn.Linear(3, 2)},
+        ),
         Target("LoRA", fedclade.LoRA, lambda: {"targets": ("0",)}),
     ]
 
@@ -576,7 +798,11 @@ def outcome_of(target: Target, given: Given) -> tuple[str, str]:
     """Make a call; return what came of it, and what there is to tell."""
     quiet = io.StringIO()
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet):
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stdout(quiet),
+            contextlib.redirect_stderr(quiet),
+        ):
             warnings.simplefilter("ignore")
             found = target.call(**given)
         return "accepted", shown(found)
@@ -586,7 +812,9 @@ def outcome_of(target: Target, given: Given) -> tuple[str, str]:
         return "own", ""
     except TypeError as error:
         steps = traceback.extract_tb(error.__traceback__)
-        if not any("/fedclade/" in step.filename and "benchmarks" not in step.filename for step in steps):
+        if not any(
+            "/fedclade/" in step.filename and "benchmarks" not in step.filename for step in steps
+        ):
             return "signature", str(error)
         return "raw", traceback.format_exc(limit=-5)
     except (Exception, SystemExit):
@@ -670,7 +898,9 @@ def calls(seed: int, count: int, only: str) -> Iterator[Call]:
 
 def main() -> None:
     """Make the calls, and print what came of them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--calls", type=int, default=1200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="targets whose name has this in it")
@@ -692,7 +922,10 @@ def main() -> None:
             result = child.result(call)
             counts[result.outcome] += 1
             if result.outcome in listed:
-                print(f"{result.outcome} {result.number}: {result.told}\n    {result.detail}", flush=True)
+                print(
+                    f"{result.outcome} {result.number}: {result.told}\n    {result.detail}",
+                    flush=True,
+                )
     finally:
         child.end()
         os.chdir(before)

@@ -87,8 +87,20 @@ class TooLongError(BaseException):
 
 
 def settings(algorithm: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
-    data = {"name": "digits", "clients": 6, "samples_per_client": 40, "shift": "label_swap", "clusters": 2}
-    config = {"rounds": ROUNDS, "engine": "loop", "checkpoint_every": 1, "data": data, "model": {"name": "mclr"}}
+    data = {
+        "name": "digits",
+        "clients": 6,
+        "samples_per_client": 40,
+        "shift": "label_swap",
+        "clusters": 2,
+    }
+    config = {
+        "rounds": ROUNDS,
+        "engine": "loop",
+        "checkpoint_every": 1,
+        "data": data,
+        "model": {"name": "mclr"},
+    }
     return {**config, "local": {"batch_size": 20}, "algorithm": dict(algorithm), **changes}
 
 
@@ -101,13 +113,28 @@ def make_bases(folder: Path) -> dict[str, Path]:
     for name, config in {"cfl": cfl, "fl_hc": fl_hc, "rcfl": rcfl}.items():
         checked = check_config(config)
         checked.run(checked.federation(), folder=bases[name])
-    row = {"name": "a newcomer", "path": [0], "fits": True, "right": None, "margin": None, "by": "", "scores": []}
+    row = {
+        "name": "a newcomer",
+        "path": [0],
+        "fits": True,
+        "right": None,
+        "margin": None,
+        "by": "",
+        "scores": [],
+    }
     row |= dict.fromkeys(("accuracy", "accuracy_root", "accuracy_own", "accuracy_fine_tuned"), 0.5)
-    told = {"summary": {"newcomers": 1, "fit_nowhere": 0, "assignment_accuracy": None, **row}, "newcomers": [row]}
+    told = {
+        "summary": {"newcomers": 1, "fit_nowhere": 0, "assignment_accuracy": None, **row},
+        "newcomers": [row],
+    }
     (bases["cfl"] / "newcomers.json").write_text(json.dumps(told))
     checked, rounds = check_config(cfl), iter(range(1, ROUNDS))
     with contextlib.suppress(RunInterrupted):
-        checked.run(checked.federation(), folder=bases["unfinished"], stop=lambda: next(rounds) == ROUNDS - 1)
+        checked.run(
+            checked.federation(),
+            folder=bases["unfinished"],
+            stop=lambda: next(rounds) == ROUNDS - 1,
+        )
     for name in ("cfl", "fl_hc"):
         bases[f"{name}, format 2"] = unsealed(bases[name], folder / f"{name}-2")
     return bases
@@ -130,7 +157,9 @@ def seal(folder: Path) -> None:
     config = folder / "config.toml"
     if config.is_file():
         text = config.read_bytes().decode(errors="replace")
-        config.write_text("\n".join(line for line in text.split("\n") if not line.startswith("# SHA-256")))
+        config.write_text(
+            "\n".join(line for line in text.split("\n") if not line.startswith("# SHA-256"))
+        )
 
 
 # What is done to them
@@ -167,7 +196,9 @@ def become_a_folder(path: Path, draw: np.random.Generator) -> None:
 
 
 def garble(path: Path, draw: np.random.Generator) -> None:
-    path.write_bytes(draw.choice([b"[" * 10**5, b"\xff\xfe\x00", b"null\n", b"{}\n", b"", b"9" * 5000]))
+    path.write_bytes(
+        draw.choice([b"[" * 10**5, b"\xff\xfe\x00", b"null\n", b"{}\n", b"", b"9" * 5000])
+    )
 
 
 def swap(path: Path, draw: np.random.Generator) -> None:
@@ -178,7 +209,9 @@ def swap(path: Path, draw: np.random.Generator) -> None:
 
 
 def stray(path: Path, draw: np.random.Generator) -> None:
-    (path.parent / choice(draw, [".DS_Store", ".nfs0001", "notes.txt", "Thumbs.db"])).write_bytes(draw.bytes(50))
+    (path.parent / choice(draw, [".DS_Store", ".nfs0001", "notes.txt", "Thumbs.db"])).write_bytes(
+        draw.bytes(50)
+    )
 
 
 def change(path: Path, draw: np.random.Generator) -> None:
@@ -216,7 +249,9 @@ def change_table(path: Path, draw: np.random.Generator) -> None:
     if kind == 0:
         table = table.drop_columns(name)
     elif kind == 1:
-        table = table.rename_columns([f"{each}x" if each == name else each for each in table.column_names])
+        table = table.rename_columns(
+            [f"{each}x" if each == name else each for each in table.column_names]
+        )
     elif kind == 2:
         table = table.set_column(at, name, pa.array([choice(draw, ["[/]", "x"])] * table.num_rows))
     else:
@@ -233,7 +268,14 @@ def change_arrays(path: Path, draw: np.random.Generator) -> None:
     if arrays:
         name = choice(draw, sorted(arrays))
         value = arrays.pop(name)
-        odd = [None, value[:1], value.astype(np.float64) * np.nan, value.astype(str), np.zeros((2, 3, 4)), -value - 1]
+        odd = [
+            None,
+            value[:1],
+            value.astype(np.float64) * np.nan,
+            value.astype(str),
+            np.zeros((2, 3, 4)),
+            -value - 1,
+        ]
         if (instead := odd[draw.integers(len(odd))]) is not None:
             arrays[choice(draw, [name, "99/1/alpha", "alpha"])] = instead
     np.savez_compressed(path, **arrays)
@@ -268,7 +310,20 @@ def changed(value: Any, draw: np.random.Generator) -> Any:
     return ODD[draw.integers(len(ODD))]
 
 
-DAMAGES = (flip, cut, lengthen, lose, become_a_folder, garble, swap, stray, change, change, change, change)
+DAMAGES = (
+    flip,
+    cut,
+    lengthen,
+    lose,
+    become_a_folder,
+    garble,
+    swap,
+    stray,
+    change,
+    change,
+    change,
+    change,
+)
 
 
 def choice(draw: np.random.Generator, among: list[Any]) -> Any:
@@ -303,7 +358,9 @@ def damaged(bases: Mapping[str, Path], folder: Path, seed: int) -> Damaged:
     if means_it:
         seal(folder)
     sealed = not means_it and "format" not in name and name != "unfinished"
-    return Damaged(name, folder, "; ".join(told) + ("; sums brought up to date" if means_it else ""), sealed)
+    return Damaged(
+        name, folder, "; ".join(told) + ("; sums brought up to date" if means_it else ""), sealed
+    )
 
 
 # What reads them
@@ -325,7 +382,10 @@ def limited(seconds: float) -> Iterator[None]:
     def late(*_: object) -> None:
         raise TooLongError
 
-    timers = {signal.ITIMER_PROF: (signal.SIGPROF, seconds), signal.ITIMER_REAL: (signal.SIGALRM, 5 * seconds)}
+    timers = {
+        signal.ITIMER_PROF: (signal.SIGPROF, seconds),
+        signal.ITIMER_REAL: (signal.SIGALRM, 5 * seconds),
+    }
     for timer, (number, most) in timers.items():
         signal.signal(number, late)
         signal.setitimer(timer, most)
@@ -360,8 +420,12 @@ def opened(command: str, it: Damaged, base: Path, beside: Path) -> tuple[str, st
     try:
         with limited(LIMIT):
             if command == "load":
-                same = same_run(Run.load(it.folder), base) if it.sealed else bool(Run.load(it.folder))
-                return ("read right", "") if same else ("read wrong", "another run than was written")
+                same = (
+                    same_run(Run.load(it.folder), base) if it.sealed else bool(Run.load(it.folder))
+                )
+                return (
+                    ("read right", "") if same else ("read wrong", "another run than was written")
+                )
             code, err = called(*arguments[command])
     except FedcladeError:
         return "refused", ""
@@ -369,11 +433,17 @@ def opened(command: str, it: Damaged, base: Path, beside: Path) -> tuple[str, st
         return "hang", ""
     except Exception:
         return "traceback", traceback.format_exc(limit=-4)
-    told = any(line.startswith("error: ") for line in err.splitlines())  # warnings may stand before it
+    told = any(
+        line.startswith("error: ") for line in err.splitlines()
+    )  # warnings may stand before it
     if "Traceback" in err or code not in (0, 2) or (code == 2 and not told):
         return "traceback", err
     left = [path for root in (it.folder, beside) for path in root.rglob(".*.writing")]
-    if left or (page.exists() and not page.read_text().rstrip().endswith("</html>")) or not whole(model, code, command):
+    if (
+        left
+        or (page.exists() and not page.read_text().rstrip().endswith("</html>"))
+        or not whole(model, code, command)
+    ):
         return "half-written", ", ".join(map(str, left))
     return ("read right" if code == 0 else "refused"), err
 
@@ -381,7 +451,11 @@ def opened(command: str, it: Damaged, base: Path, beside: Path) -> tuple[str, st
 def whole(model: Path, code: int, command: str) -> bool:
     if command != "export":
         return True
-    return bool(load_file(model)) and model.with_suffix(".md").exists() if code == 0 else not model.exists()
+    return (
+        bool(load_file(model)) and model.with_suffix(".md").exists()
+        if code == 0
+        else not model.exists()
+    )
 
 
 def same_run(run: Run, base: Path) -> bool:
@@ -391,9 +465,14 @@ def same_run(run: Run, base: Path) -> bool:
     other = Run.load(base)
     trees = zip(run.tree.nodes, other.tree.nodes, strict=True)
     return (
-        all(torch.equal(a.params, b.params) and a.members == b.members and a.parent == b.parent for a, b in trees)
-        and (run.summary, run.config, run.metric_rows) == (other.summary, other.config, other.metric_rows)
-        and (run.cluster_rows, run.client_rows, run.events) == (other.cluster_rows, other.client_rows, other.events)
+        all(
+            torch.equal(a.params, b.params) and a.members == b.members and a.parent == b.parent
+            for a, b in trees
+        )
+        and (run.summary, run.config, run.metric_rows)
+        == (other.summary, other.config, other.metric_rows)
+        and (run.cluster_rows, run.client_rows, run.events)
+        == (other.cluster_rows, other.client_rows, other.events)
     )
 
 
@@ -427,7 +506,9 @@ class Worker:
     def __post_init__(self) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=work, args=(theirs, self.bases, self.folder), daemon=True)
+        self.process = context.Process(
+            target=work, args=(theirs, self.bases, self.folder), daemon=True
+        )
         self.process.start()
 
     def give(self, seed: int) -> None:
@@ -449,7 +530,9 @@ class Worker:
         self.process.kill()
         lost, self.seed = self.seed, None
         self.__post_init__()
-        return Result(lost, "?", "?", dict.fromkeys(COMMANDS, why), [f"the process was lost: {why}"])
+        return Result(
+            lost, "?", "?", dict.fromkeys(COMMANDS, why), [f"the process was lost: {why}"]
+        )
 
 
 def results(seeds: list[int], processes: int, folder: Path) -> Iterator[Result]:
@@ -473,9 +556,13 @@ def results(seeds: list[int], processes: int, folder: Path) -> Iterator[Result]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--folders", type=int, default=500)
-    parser.add_argument("--seed", type=int, default=0, help="the first of as many seeds as there are folders")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="the first of as many seeds as there are folders"
+    )
     parser.add_argument("--processes", type=int, default=1)
     arguments = parser.parse_args()
     seeds = list(range(arguments.seed, arguments.seed + arguments.folders))
@@ -486,7 +573,9 @@ def main() -> None:
                 counts[command][outcome] += 1
             for detail in result.details:
                 print(f"seed {result.seed}, {result.name}: {result.told}\n{detail}", flush=True)
-    table = Table("", *OUTCOMES, title=f"{len(seeds)} damaged run folders, seeds {seeds[0]} to {seeds[-1]}")
+    table = Table(
+        "", *OUTCOMES, title=f"{len(seeds)} damaged run folders, seeds {seeds[0]} to {seeds[-1]}"
+    )
     for command, found in counts.items():
         table.add_row(command, *(str(found[outcome]) for outcome in OUTCOMES))
     Console(width=100).print(table)

@@ -61,12 +61,17 @@ class Transformer(nn.Module):
 def paper(name: str, shape: tuple[int, ...], **arguments: int) -> Callable[[], nn.Module]:
     words = VOCABULARY if shape == WORDS else 0
     outputs = 2 if words else 10
-    return lambda: build_model(name, input_shape=shape, outputs=outputs, vocabulary_size=words, arguments=arguments)
+    return lambda: build_model(
+        name, input_shape=shape, outputs=outputs, vocabulary_size=words, arguments=arguments
+    )
 
 
 LOOP: Way = LoopEngine, nullcontext
 STACKED: Way = StackedEngine, nullcontext
-NO_TAPE: Way = StackedEngine, lambda: patch("fedclade.training.stacking.tape.Tape.of", lambda module: None)
+NO_TAPE: Way = (
+    StackedEngine,
+    lambda: patch("fedclade.training.stacking.tape.Tape.of", lambda module: None),
+)
 NO_NUMPY: Way = StackedEngine, lambda: patch("fedclade.training.stacking.functions.TINY", 0)
 NO_COLUMNS: Way = StackedEngine, lambda: patch("fedclade.training.stacking.loss.REGISTER", 0)
 CHANNELS_LAST: Way = ChannelsLastLoop, nullcontext
@@ -115,7 +120,9 @@ def speeds(subject: str, repeats: int) -> tuple[float, float]:
                 Job(k, 0, x, y, torch.Generator().manual_seed(k))
                 for k, (x, y) in enumerate(zip(inputs, targets, strict=True))
             ]
-            task = Workload(module, layout, models, jobs, LocalTraining(batch_size=BATCH, lr=LR), LR)
+            task = Workload(
+                module, layout, models, jobs, LocalTraining(batch_size=BATCH, lr=LR), LR
+            )
             with without():
                 start = thread_time()
                 engine.train(task)
@@ -125,10 +132,14 @@ def speeds(subject: str, repeats: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", default="", help="a part of the names of what is measured")
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--keep", action="store_true", help="keep the memory that is freed, as worker processes do")
+    parser.add_argument(
+        "--keep", action="store_true", help="keep the memory that is freed, as worker processes do"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.keep:
@@ -139,7 +150,9 @@ def main() -> None:
     for subject in SUBJECTS:
         if arguments.only in subject:
             with_it, without_it = speeds(subject, arguments.repeats)
-            table.add_row(subject, f"{with_it:,.0f}", f"{without_it:,.0f}", f"{with_it / without_it:.2f}")
+            table.add_row(
+                subject, f"{with_it:,.0f}", f"{without_it:,.0f}", f"{with_it / without_it:.2f}"
+            )
     Console().print(table)
 
 

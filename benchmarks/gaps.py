@@ -28,11 +28,19 @@ from fedclade.runs import module_for
 from fedclade.tasks.metrics import cluster_scores
 from fedclade.training import SimulatedClients
 
-WAYS = (("l1", "complete"), ("l2", "ward"), ("l2", "average"), ("cosine", "average"), ("cosine", "complete"))
+WAYS = (
+    ("l1", "complete"),
+    ("l2", "ward"),
+    ("l2", "average"),
+    ("cosine", "average"),
+    ("cosine", "complete"),
+)
 SPEC = LocalTraining(epochs=3, batch_size=20, lr=0.1)
 
 
-def updates_after(federation: Federation, model: str, rounds: Sequence[int], seed: int) -> Iterator[tuple[int, Tensor]]:
+def updates_after(
+    federation: Federation, model: str, rounds: Sequence[int], seed: int
+) -> Iterator[tuple[int, Tensor]]:
     """Yield the updates of all clients ``[m, D]`` at the joint model, after so many rounds of FedAvg."""
     module = module_for(model, federation.pool.schema, seed)
     clients = SimulatedClients(federation, module)
@@ -58,13 +66,17 @@ def found(updates: Tensor, metric: str, linkage: str, federation: Federation) ->
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", default="digits")
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--samples", type=int, help="of each client; all there are if left out")
     parser.add_argument("--model", default="mlp")
     parser.add_argument("--clients", nargs="+", type=int, default=[20])
-    parser.add_argument("--shifts", nargs="+", choices=SHIFTS, default=["none", "label_swap", "label_permutation"])
+    parser.add_argument(
+        "--shifts", nargs="+", choices=SHIFTS, default=["none", "label_swap", "label_permutation"]
+    )
     parser.add_argument("--rounds", nargs="+", type=int, default=[1, 3, 5, 10])
     parser.add_argument("--seeds", type=int, default=3)
     arguments = parser.parse_args()
@@ -80,15 +92,33 @@ def main() -> None:
                     seed=seed,
                     data_dir=arguments.data_dir,
                 )
-                for done, updates in updates_after(federation, arguments.model, arguments.rounds, seed):
+                for done, updates in updates_after(
+                    federation, arguments.model, arguments.rounds, seed
+                ):
                     for way in WAYS:
                         cells.setdefault((done, *way), []).append(found(updates, *way, federation))
-            table = Table(title=f"{arguments.data}, {clients} clients, shift {shift}: gap and clusters found")
-            for column in ("rounds", "metric", "linkage", *(f"seed {s}" for s in range(arguments.seeds)), "right"):
-                table.add_column(column, justify="left" if column in ("metric", "linkage") else "right", no_wrap=True)
-            for (done, metric, linkage), row in sorted(cells.items(), key=lambda cell: (WAYS.index(cell[0][1:]), cell)):
+            table = Table(
+                title=f"{arguments.data}, {clients} clients, shift {shift}: gap and clusters found"
+            )
+            for column in (
+                "rounds",
+                "metric",
+                "linkage",
+                *(f"seed {s}" for s in range(arguments.seeds)),
+                "right",
+            ):
+                table.add_column(
+                    column,
+                    justify="left" if column in ("metric", "linkage") else "right",
+                    no_wrap=True,
+                )
+            for (done, metric, linkage), row in sorted(
+                cells.items(), key=lambda cell: (WAYS.index(cell[0][1:]), cell)
+            ):
                 right = sum(is_right for _, is_right in row) / len(row)
-                table.add_row(str(done), metric, linkage, *(words for words, _ in row), f"{right:.0%}")
+                table.add_row(
+                    str(done), metric, linkage, *(words for words, _ in row), f"{right:.0%}"
+                )
             Console(width=120).print(table)
 
 

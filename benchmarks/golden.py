@@ -74,12 +74,18 @@ def main() -> int:
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("do", choices=("write", "check", "figures"))
     parser.add_argument("file", type=Path, nargs="?", help="JSON file of digests")
     parser.add_argument("--against", help="commit to compare with, in place of a file")
-    parser.add_argument("--only", action="append", default=[], help="cases with this in their name; repeatable")
-    parser.add_argument("--ignore", action="append", default=[], help="part that may differ; repeatable")
+    parser.add_argument(
+        "--only", action="append", default=[], help="cases with this in their name; repeatable"
+    )
+    parser.add_argument(
+        "--ignore", action="append", default=[], help="part that may differ; repeatable"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="processes that run cases")
     parser.add_argument("--source", type=Path, help="folder that fedclade must come from")
     arguments = parser.parse_args()
@@ -157,7 +163,9 @@ def check_digests(known: Mapping[str, Mapping[str, str]], arguments: argparse.Na
     return 1 if changed else 0
 
 
-def changed_parts(known: Mapping[str, str] | None, digests: Mapping[str, str], ignored: Sequence[str]) -> list[str]:
+def changed_parts(
+    known: Mapping[str, str] | None, digests: Mapping[str, str], ignored: Sequence[str]
+) -> list[str]:
     """Return the parts that differ from what is known; ``all`` if the case is not known."""
     if known is None:
         return ["all: the case is not in the file"]
@@ -200,7 +208,11 @@ def result_of(case: Case) -> Result:
     begun = process_time()
     with tempfile.TemporaryDirectory() as folder:
         outcome = run_case(case, Path(folder))
-    return {"digests": digests_of(outcome), "figures": figures_of(outcome), "seconds": process_time() - begun}
+    return {
+        "digests": digests_of(outcome),
+        "figures": figures_of(outcome),
+        "seconds": process_time() - begun,
+    }
 
 
 if __name__ == "__main__":

@@ -13,10 +13,14 @@ from typing import Any
 
 def parser(description: str | None, out: str) -> argparse.ArgumentParser:
     """Return what reads the command line: where the data are, and the file; a script adds its own options."""
-    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     made.add_argument("--data-dir", type=Path, help="where MNIST is")
     made.add_argument("--out", type=Path, default=Path(out), help="one line for each run")
-    made.add_argument("--table", action="store_true", help="run nothing, and print the table of what has been run")
+    made.add_argument(
+        "--table", action="store_true", help="run nothing, and print the table of what has been run"
+    )
     return made
 
 
@@ -32,7 +36,10 @@ def add(out: Path, line: Mapping[str, Any]) -> None:
 
 
 def run_missing(
-    out: Path, jobs: Iterable[Mapping[str, Any]], work: Callable[..., Mapping[str, Any]], minutes: float = math.inf
+    out: Path,
+    jobs: Iterable[Mapping[str, Any]],
+    work: Callable[..., Mapping[str, Any]],
+    minutes: float = math.inf,
 ) -> None:
     """Run each job that has no line yet, and write what it finds behind the job itself; begin none after some minutes.
 
@@ -43,6 +50,9 @@ def run_missing(
         if any(job.items() <= line.items() for line in done):
             continue
         if time.monotonic() > until:
-            print(f"stopped after {minutes:g} minutes; the same call goes on with {dict(job)}", flush=True)
+            print(
+                f"stopped after {minutes:g} minutes; the same call goes on with {dict(job)}",
+                flush=True,
+            )
             return
         add(out, {**job, **work(**job)})

@@ -12,7 +12,11 @@ from fedclade import Node, Run
 
 def mean_accuracy(run: Run, node: Node, number: int) -> float:
     """Return the mean accuracy of a cluster's clients after a round, whatever cluster they were in then."""
-    values = [r["accuracy"] for r in run.client_rows if r["round"] == number and r["client"] in node.members]
+    values = [
+        r["accuracy"]
+        for r in run.client_rows
+        if r["round"] == number and r["client"] in node.members
+    ]
     return sum(values) / len(values)
 
 
@@ -28,7 +32,9 @@ def main() -> None:
     for leaf in run.tree.leaves:
         before, after = (mean_accuracy(run, leaf, number) for number in (leaf.born, leaf.born + 1))
         gap = gaps[leaf.id, last]
-        print(f"cluster {leaf.id}: {before:.1%} to {after:.1%} after round {leaf.born}, gap {gap:.2f} in the end")
+        print(
+            f"cluster {leaf.id}: {before:.1%} to {after:.1%} after round {leaf.born}, gap {gap:.2f} in the end"
+        )
 
 
 if __name__ == "__main__":

@@ -81,17 +81,23 @@ def by_entropy(run: Run, _: Federation, newcomers: Federation) -> dict[int, int]
         for client in newcomers.ids:
             with torch.inference_mode():
                 outputs = module(newcomers.examples(client, "train")[0])
-            entropies[client][leaf.id] = float(torch.distributions.Categorical(logits=outputs).entropy().mean())
+            entropies[client][leaf.id] = float(
+                torch.distributions.Categorical(logits=outputs).entropy().mean()
+            )
     return {client: min(mine, key=mine.__getitem__) for client, mine in entropies.items()}
 
 
 WAYS = {"labels": by_labels, "descriptors": by_descriptors, "entropy": by_entropy}
 
 
-def share_right(run: Run, members: Federation, newcomers: Federation, found: Mapping[int, int]) -> float | None:
+def share_right(
+    run: Run, members: Federation, newcomers: Federation, found: Mapping[int, int]
+) -> float | None:
     """Return which share came to a leaf of which most members are of its true cluster, if some leaf is such."""
     truth, theirs = members.true_clusters or {}, newcomers.true_clusters or {}
-    majority = {leaf.id: Counter(truth[c] for c in leaf.members) for leaf in run.tree.leaves if leaf.members}
+    majority = {
+        leaf.id: Counter(truth[c] for c in leaf.members) for leaf in run.tree.leaves if leaf.members
+    }
     of_leaf = {leaf: counts.most_common(1)[0][0] for leaf, counts in majority.items()}
     known = [client for client in found if theirs[client] in of_leaf.values()]
     return sum(of_leaf[found[c]] == theirs[c] for c in known) / len(known) if known else None
@@ -107,8 +113,13 @@ def measured(kind: str, method: str, seed: int, data_dir: Path | None) -> dict[s
         run = run or config.run(members, progress=False)
         newcomers = members.newcomers
         assert newcomers is not None
-        ways = {name: share_right(run, members, newcomers, way(run, members, newcomers)) for name, way in WAYS.items()}
-        shares[str(samples)] = {name: None if share is None else round(share, 3) for name, share in ways.items()}
+        ways = {
+            name: share_right(run, members, newcomers, way(run, members, newcomers))
+            for name, way in WAYS.items()
+        }
+        shares[str(samples)] = {
+            name: None if share is None else round(share, 3) for name, share in ways.items()
+        }
     assert run is not None
     found = run.summary["clusters"]
     ari = None if found["ari"] is None else round(found["ari"], 3)
@@ -121,12 +132,17 @@ def written(lines: Sequence[Mapping[str, Any]]) -> None:
     before = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
     of_run = {(each["kind"], each["method"], each["seed"]): each for each in [*before, *lines]}
     order = [(kind, method) for kind in KINDS for method in METHODS]
-    rows = sorted(of_run.values(), key=lambda each: (order.index((each["kind"], each["method"])), each["seed"]))
+    rows = sorted(
+        of_run.values(),
+        key=lambda each: (order.index((each["kind"], each["method"])), each["seed"]),
+    )
     RESULTS.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--methods", nargs="+", choices=[*METHODS], default=[*METHODS])
     parser.add_argument("--kinds", nargs="+", choices=[*KINDS], default=[*KINDS])
     parser.add_argument("--data-dir", type=Path)

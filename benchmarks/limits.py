@@ -39,7 +39,10 @@ from fedclade.runs import Run
 SUITE = Path(__file__).parents[1] / "configs" / "suite"
 
 SCENARIOS: Mapping[str, tuple[str, Sequence[str]]] = {
-    **{name: (name, ()) for name in ("iid", "label-swap", "label-permutation", "rotation", "label-groups")},
+    **{
+        name: (name, ())
+        for name in ("iid", "label-swap", "label-permutation", "rotation", "label-groups")
+    },
     **{name: (name, ()) for name in ("natural", "two-labels", "quantity-skew")},
     "dirichlet 0.1": ("iid", ("data.partition=dirichlet", "data.alpha=0.1")),
     "power law": ("iid", ("data.partition=power_law",)),
@@ -60,7 +63,10 @@ class Acts(Middleware):
 
     def weights(self, sizes: Mapping[int, int]) -> Mapping[int, int]:
         """Return the sizes that clients count with, as they claim to have them."""
-        claimed = {client: self.claim if self.claim and client == self.liar else n for client, n in sizes.items()}
+        claimed = {
+            client: self.claim if self.claim and client == self.liar else n
+            for client, n in sizes.items()
+        }
         return self.limiting.weights(claimed) if self.limiting else claimed
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
@@ -74,10 +80,19 @@ class Acts(Middleware):
             self.measure(updates, rows)
             if self.liar not in updates.ids or updates.deltas is None:
                 return updates
-            place, sizes, deltas = updates.ids.index(self.liar), updates.sizes.clone(), updates.deltas.clone()
+            place, sizes, deltas = (
+                updates.ids.index(self.liar),
+                updates.sizes.clone(),
+                updates.deltas.clone(),
+            )
             deltas[place] *= self.factor
             sizes[place] = self.claim or sizes[place]
-            return replace(updates, sizes=sizes, deltas=deltas, norms=row_norms(deltas[:, : updates.n_parameters]))
+            return replace(
+                updates,
+                sizes=sizes,
+                deltas=deltas,
+                norms=row_norms(deltas[:, : updates.n_parameters]),
+            )
 
         return self.limiting.updates(query, lied) if self.limiting else lied(query)
 
@@ -87,7 +102,9 @@ class Acts(Middleware):
         buffers = row_norms(updates.required_deltas[:, updates.n_parameters :])
         for part, norms in enumerate((updates.norms, buffers)):
             for row in set(rows.values()):
-                mine = norms[torch.tensor([rows[client] == row for client in updates.ids], dtype=torch.bool)].tolist()
+                mine = norms[
+                    torch.tensor([rows[client] == row for client in updates.ids], dtype=torch.bool)
+                ].tolist()
                 if len(mine) >= 3 and (middle := median_low(mine)):
                     self.longest[part] = max(self.longest[part], max(mine) / middle)
 
@@ -111,9 +128,17 @@ def score(run: Run, liar: int | None) -> float:
 
 def counted(run: Run, sent: int) -> str:
     """Return how many of the updates that were sent limits acted on, by what they did."""
-    texts = [text for event in run.events if event["kind"] == "limited" for text in event["clients"].values()]
+    texts = [
+        text
+        for event in run.events
+        if event["kind"] == "limited"
+        for text in event["clients"].values()
+    ]
     out = sum(len(event["clients"]) for event in run.events if event["kind"] == "left_out")
-    shortened, capped = sum("shortened" in text for text in texts), sum("weight" in text for text in texts)
+    shortened, capped = (
+        sum("shortened" in text for text in texts),
+        sum("weight" in text for text in texts),
+    )
     return f"{out:5d}{shortened:10d}{capped:8d}{sent:7d}"
 
 
@@ -123,7 +148,9 @@ def main() -> int:
     logging.getLogger("fedclade").setLevel(logging.ERROR)
     limits = Limits(arguments.weight, arguments.norm, arguments.clip)
     print(f"accuracy in %, {arguments.rounds} rounds, {arguments.seeds} seeds; {limits}")
-    print(f"{'':30}{'off':>7}{'on':>7}{'left out':>9}{'shortened':>10}{'capped':>8}{'of':>7}  longest / median")
+    print(
+        f"{'':30}{'off':>7}{'on':>7}{'left out':>9}{'shortened':>10}{'capped':>8}{'of':>7}  longest / median"
+    )
     worst = 0.0
     for name in arguments.scenarios:
         file, changes = SCENARIOS[name]
@@ -134,7 +161,12 @@ def main() -> int:
 
 
 def one(
-    name: str, file: str, changes: Sequence[str], method: str, limits: Limits, arguments: argparse.Namespace
+    name: str,
+    file: str,
+    changes: Sequence[str],
+    method: str,
+    limits: Limits,
+    arguments: argparse.Namespace,
 ) -> float:
     """Print the row of a scenario and a method, the mean of some seeds; return what the limits cost, or the liar."""
     rows: list[tuple[float, float]] = []
@@ -157,11 +189,17 @@ def one(
             return 0.0
         federation = config.federation()
         liar = federation.ids[0] if arguments.attack is not None else None
-        lie: Mapping[str, Any] = {"factor": arguments.attack or 1.0, "claim": arguments.claim, "liar": liar}
+        lie: Mapping[str, Any] = {
+            "factor": arguments.attack or 1.0,
+            "claim": arguments.claim,
+            "liar": liar,
+        }
         off, acts = run(config, federation, Limits())
         on, _ = run(config, federation, limits, **(lie if liar is not None else {}))
         rows.append((score(off, liar), score(on, liar)))
-        seen = f"{acts.longest[0]:.1f}" + (f", buffers {acts.longest[1]:.1f}" if acts.longest[1] else "")
+        seen = f"{acts.longest[0]:.1f}" + (
+            f", buffers {acts.longest[1]:.1f}" if acts.longest[1] else ""
+        )
         print(
             f"{name:18}{method:10}{seed:2d}{rows[-1][0]:7.1f}{rows[-1][1]:7.1f}    {counted(on, acts.sent)}  {seen}",
             flush=True,
@@ -171,20 +209,34 @@ def one(
 
 def parse() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scenarios", nargs="+", choices=tuple(SCENARIOS), default=tuple(SCENARIOS))
-    parser.add_argument("--methods", nargs="+", default=("fedavg", "oracle", "cfl", "rcfl", "ifca", "fedgroup"))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--scenarios", nargs="+", choices=tuple(SCENARIOS), default=tuple(SCENARIOS)
+    )
+    parser.add_argument(
+        "--methods", nargs="+", default=("fedavg", "oracle", "cfl", "rcfl", "ifca", "fedgroup")
+    )
     parser.add_argument("--data", choices=("digits", "mnist"), default="digits")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seeds", type=int, default=1)
     default = Aggregation().limits(untrusted=True)
-    parser.add_argument("--weight", type=float, default=default.largest_weight, help="largest_weight")
+    parser.add_argument(
+        "--weight", type=float, default=default.largest_weight, help="largest_weight"
+    )
     parser.add_argument("--norm", type=float, default=default.largest_norm, help="largest_norm")
     parser.add_argument("--clip", type=float, default=default.clip_above, help="clip_above")
-    parser.add_argument("--attack", type=float, help="so many times its update is what the first client sends")
-    parser.add_argument("--claim", type=int, default=0, help="so many examples it says it has; 0: as it is")
+    parser.add_argument(
+        "--attack", type=float, help="so many times its update is what the first client sends"
+    )
+    parser.add_argument(
+        "--claim", type=int, default=0, help="so many examples it says it has; 0: as it is"
+    )
     parsed = parser.parse_args()
-    if not all(each >= 1 for each in (parsed.weight, parsed.norm, parsed.clip)) or math.isnan(parsed.clip):
+    if not all(each >= 1 for each in (parsed.weight, parsed.norm, parsed.clip)) or math.isnan(
+        parsed.clip
+    ):
         parser.error("limits should be at least 1")
     return parsed
 

@@ -51,10 +51,23 @@ TASKS: Mapping[str, Mapping[str, Any]] = {
     "two label swaps": {"shift": "label_swap", "clusters": 2},
     "one distribution": {},
 }
-SUBJECTS = (("rcfl", "two label swaps"), ("fedavg", "two label swaps"), ("fedavg", "one distribution"))
+SUBJECTS = (
+    ("rcfl", "two label swaps"),
+    ("fedavg", "two label swaps"),
+    ("fedavg", "one distribution"),
+)
 SIZES = {"mnist": (1000, 2000), "digits": (100, 300)}
 """By data: training examples of each client, and those that all clients of a cluster are tested on."""
-COLUMNS = ("processes", "method", "clients", "liar", "mean accuracy", "mean change", "largest change", "without it")
+COLUMNS = (
+    "processes",
+    "method",
+    "clients",
+    "liar",
+    "mean accuracy",
+    "mean change",
+    "largest change",
+    "without it",
+)
 
 
 def main() -> None:
@@ -62,18 +75,33 @@ def main() -> None:
     parser = jsonl.parser(__doc__, "network_liars.jsonl")
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--one-process", action="store_true", help="a LocalGrid, which ends alike but for rounding")
+    parser.add_argument(
+        "--one-process", action="store_true", help="a LocalGrid, which ends alike but for rounding"
+    )
     parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS)
     given = parser.parse_args()
     source = "mnist" if given.data_dir else "digits"
     processes = "one" if given.one_process else "real"
-    head = {"data": source, "clients": given.clients, "rounds": given.rounds, "processes": processes}
-    jobs = [{**head, "method": m, "task": t, "kind": k} for (m, t), k in product(SUBJECTS, given.kinds)]
-    missing = [job for job in jobs if not any(job.items() <= line.items() for line in jsonl.read(given.out))]
+    head = {
+        "data": source,
+        "clients": given.clients,
+        "rounds": given.rounds,
+        "processes": processes,
+    }
+    jobs = [
+        {**head, "method": m, "task": t, "kind": k} for (m, t), k in product(SUBJECTS, given.kinds)
+    ]
+    missing = [
+        job
+        for job in jobs
+        if not any(job.items() <= line.items() for line in jsonl.read(given.out))
+    ]
     if missing and not given.table:
         with TemporaryDirectory() as folder:
             app = made_app(Path(folder) / "app", head)
-            with started(Path(folder) / "it", app, given.clients, one_process=given.one_process) as deployment:
+            with started(
+                Path(folder) / "it", app, given.clients, one_process=given.one_process
+            ) as deployment:
                 for job in missing:
                     jsonl.add(given.out, {**job, **run_of(deployment, job, given.data_dir)})
     print(markdown_table(COLUMNS, rows_of(jsonl.read(given.out)), COLUMNS[:4]))
@@ -97,12 +125,16 @@ def made_app(folder: Path, head: Mapping[str, Any]) -> Path:
     return folder
 
 
-def started(folder: Path, app: Path, clients: int, *, one_process: bool) -> AbstractContextManager[Any]:
+def started(
+    folder: Path, app: Path, clients: int, *, one_process: bool
+) -> AbstractContextManager[Any]:
     """Return a federation that is started when it is entered."""
     if one_process:
         return nullcontext(OneProcess(folder, app, clients))
     deployment = Deployment(folder, app, clients)
-    deployment.environment["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "2"  # seconds: to ask costs CPU time, too
+    deployment.environment["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = (
+        "2"  # seconds: to ask costs CPU time, too
+    )
     return deployment
 
 
@@ -111,9 +143,13 @@ class OneProcess:
 
     def __init__(self, folder: Path, app: Path, clients: int) -> None:
         self._folder = folder
-        sections = tomllib.loads((app / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["config"]
+        sections = tomllib.loads((app / "pyproject.toml").read_text(encoding="utf-8"))["tool"][
+            "flwr"
+        ]["app"]["config"]
         self._config = flat(sections)
-        self._nodes = {100 + k: {"partition-id": k, "folder": str(self.node_folder(k))} for k in range(clients)}
+        self._nodes = {
+            100 + k: {"partition-id": k, "folder": str(self.node_folder(k))} for k in range(clients)
+        }
 
     def node_folder(self, node: int) -> Path:
         """Return the folder of a client."""
@@ -124,7 +160,9 @@ class OneProcess:
     def run(self, settings: Mapping[str, Any]) -> None:
         """Run the app."""
         config = {**self._config, **settings}
-        grid = LocalGrid({node: LocalNode(answer, each) for node, each in self._nodes.items()}, config)
+        grid = LocalGrid(
+            {node: LocalNode(answer, each) for node, each in self._nodes.items()}, config
+        )
         server(grid, Context(1, 0, {}, RecordDict(), config))
 
 
@@ -139,7 +177,9 @@ def run_of(deployment: Any, job: Mapping[str, Any], data_dir: Path | None) -> di
         deployment.run({"algorithm.name": job["method"], "network.out": f"{out}/run"})
         run = Run.load(Path(out) / "run")
     return {
-        "accuracy": {str(r["client"]): r["accuracy"] for r in run.client_rows if r["round"] == job["rounds"]},
+        "accuracy": {
+            str(r["client"]): r["accuracy"] for r in run.client_rows if r["round"] == job["rounds"]
+        },
         "clusters": [list(leaf.members) for leaf in run.tree.leaves],
         "left_out": {
             f"round {event['round']}, {event['query']}, client {client}": why
@@ -151,11 +191,15 @@ def run_of(deployment: Any, job: Mapping[str, Any], data_dir: Path | None) -> di
     }
 
 
-def dealt(job: Mapping[str, Any], data_dir: Path | None) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
+def dealt(
+    job: Mapping[str, Any], data_dir: Path | None
+) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
     """Yield each client with its examples."""
     train, test = SIZES[job["data"]]
     sizes = {"clients": job["clients"], "samples_per_client": train, "test_samples": test}
-    federation: Federation = load_federation(job["data"], **sizes, **TASKS[job["task"]], data_dir=data_dir)
+    federation: Federation = load_federation(
+        job["data"], **sizes, **TASKS[job["task"]], data_dir=data_dir
+    )
     pool = federation.pool
     for client in federation.clients:
         yield (
@@ -173,7 +217,10 @@ def dealt(job: Mapping[str, Any], data_dir: Path | None) -> Iterator[tuple[int, 
 def rows_of(lines: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
     """Yield the rows of the table: changes of honest clients' accuracy in points, beside the two other runs."""
     for line in lines:
-        head = {name: line[name] for name in ("data", "clients", "rounds", "processes", "method", "task")}
+        head = {
+            name: line[name]
+            for name in ("data", "clients", "rounds", "processes", "method", "task")
+        }
         beside = {each["kind"]: honest_of(each) for each in lines if head.items() <= each.items()}
         mine = honest_of(line)
         told = [change(mine, beside.get(kind)) for kind in ("honest", "does not train")]
@@ -195,7 +242,9 @@ def honest_of(line: Mapping[str, Any]) -> dict[str, float]:
     return {client: score for client, score in line["accuracy"].items() if client != str(LIAR)}
 
 
-def change(mine: Mapping[str, float], other: Mapping[str, float] | None) -> tuple[float, float] | None:
+def change(
+    mine: Mapping[str, float], other: Mapping[str, float] | None
+) -> tuple[float, float] | None:
     """Return the mean change, and the largest of a client in either direction, in points."""
     if other is None:
         return None

@@ -22,7 +22,9 @@ LIES = {
 def data(context: Context) -> Federation:
     """Read a client's own data."""
     with np.load(_folder(context) / "data.npz") as held:
-        x, y, tests, labels = (torch.from_numpy(held[name]) for name in ("x", "y", "tests", "labels"))
+        x, y, tests, labels = (
+            torch.from_numpy(held[name]) for name in ("x", "y", "tests", "labels")
+        )
         mean, std = map(float, held["scale"])
     key = int(context.node_config["partition-id"])
     train, test = TensorDataset(x, y), TensorDataset(tests, labels)

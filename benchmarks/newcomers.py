@@ -40,7 +40,10 @@ def place(run: Run, newcomers: Federation) -> Sequence[Assignment]:
 def strangers(newcomers: Federation, seed: int) -> Federation:
     """Return the same clients, each with labels permuted at random."""
     draw = np.random.default_rng(seed)
-    clients = [replace(c, label_map=torch.tensor(draw.permutation(newcomers.pool.outputs))) for c in newcomers.clients]
+    clients = [
+        replace(c, label_map=torch.tensor(draw.permutation(newcomers.pool.outputs)))
+        for c in newcomers.clients
+    ]
     return replace(newcomers, clients=tuple(clients))
 
 
@@ -49,37 +52,51 @@ def projected(run: Run, n_parameters: int) -> Run:
     sketch = Signature(**PROJECTED).sketch(run.summary["seed"], n_parameters)
     assert sketch is not None
     return replace(
-        run, tree=run.tree.map_vectors(lambda m: m, sketch.apply), config={**run.config, "signature": PROJECTED}
+        run,
+        tree=run.tree.map_vectors(lambda m: m, sketch.apply),
+        config={**run.config, "signature": PROJECTED},
     )
 
 
-def right(run: Run, members: Federation, newcomers: Federation, found: Sequence[Assignment]) -> list[bool]:
+def right(
+    run: Run, members: Federation, newcomers: Federation, found: Sequence[Assignment]
+) -> list[bool]:
     """Tell of each newcomer whether it came to a leaf of which most members are of its true cluster."""
     truth, theirs = members.true_clusters, newcomers.true_clusters
     assert truth is not None
     assert theirs is not None
-    majority = {leaf.id: Counter(truth[c] for c in leaf.members).most_common(1) for leaf in run.tree.leaves}
+    majority = {
+        leaf.id: Counter(truth[c] for c in leaf.members).most_common(1) for leaf in run.tree.leaves
+    }
     return [majority[a.node][0][0] == theirs[a.client] for a in found]
 
 
-def ranges(newcomers: str, found: Iterable[Assignment], run: Run, seen: dict[tuple[str, str], list[float]]) -> None:
+def ranges(
+    newcomers: str, found: Iterable[Assignment], run: Run, seen: dict[tuple[str, str], list[float]]
+) -> None:
     """Note the scores of newcomers, and beside similarities the least that fits."""
     for each in found:
         for step in each.steps if newcomers == "honest" else each.steps[:1]:
             seen[newcomers, step.by].append(step.score)
             if step.by == "similarity" and run.tree.nodes[step.taken].cached is not None:
-                seen["least that fits", step.by].append(find_least_similarity(run.tree.nodes[step.taken]))
+                seen["least that fits", step.by].append(
+                    find_least_similarity(run.tree.nodes[step.taken])
+                )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--algorithms", nargs="+", choices=ALGORITHMS, default=ALGORITHMS)
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--newcomers", type=int, default=20)
     arguments = parser.parse_args()
 
-    table = Table(title=f"{arguments.newcomers} newcomers to MNIST label swap, seeds 0 to {arguments.seeds - 1}")
+    table = Table(
+        title=f"{arguments.newcomers} newcomers to MNIST label swap, seeds 0 to {arguments.seeds - 1}"
+    )
     table.add_column("algorithm")
     table.add_column("ARI", justify="right")
     for samples in SAMPLES:
@@ -94,11 +111,16 @@ def main() -> None:
             run: Run | None = None
             for samples in SAMPLES:
                 settings = {"clients": arguments.newcomers, "samples_per_client": samples}
-                changes = [f"seed={seed}", *(f"newcomers.{key}={value}" for key, value in settings.items())]
+                changes = [
+                    f"seed={seed}",
+                    *(f"newcomers.{key}={value}" for key, value in settings.items()),
+                ]
                 config = read_config(find_config(f"{algorithm}-mnist-label-swap"), changes)
                 config = replace(config, top=replace(config.top, evaluate_every=config.top.rounds))
                 federation = config.federation(arguments.data_dir)
-                run = run or config.run(federation)  # the members' data is the same, whatever newcomers have
+                run = run or config.run(
+                    federation
+                )  # the members' data is the same, whatever newcomers have
                 newcomers = federation.newcomers
                 assert newcomers is not None
                 honest = place(run, newcomers)
@@ -108,7 +130,9 @@ def main() -> None:
                 counts[samples, "told"] += [not each.fits for each in alien]
                 if run.tree.nodes[-1].cached is not None:
                     by_sketch = place(projected(run, run.tree.nodes[-1].cached.shape[1]), newcomers)
-                    counts[samples, "agree"] += [a.path == b.path for a, b in zip(honest, by_sketch, strict=True)]
+                    counts[samples, "agree"] += [
+                        a.path == b.path for a, b in zip(honest, by_sketch, strict=True)
+                    ]
                 ranges("honest", honest, run, seen)
                 ranges("strangers", alien, run, seen)
             assert run is not None

@@ -78,12 +78,18 @@ def measured(name: str, repeats: int, clock: Callable[[], float]) -> dict[str, t
     models = layout.flatten(module)[None]
     inputs, targets = SUBJECTS[name].examples(CLIENTS * STEPS * BATCH, "cpu")
     data = [*zip(inputs.split(STEPS * BATCH), targets.split(STEPS * BATCH), strict=True)]
-    engines: Mapping[str, tuple[Engine, int]] = {"stacked": (StackedEngine(), CLIENTS), "loop": (LoopEngine(), OF_LOOP)}
+    engines: Mapping[str, tuple[Engine, int]] = {
+        "stacked": (StackedEngine(), CLIENTS),
+        "loop": (LoopEngine(), OF_LOOP),
+    }
 
     def speed(rule: str, kind: str) -> float:
         engine, clients = engines[kind]
         spec = LocalTraining(batch_size=BATCH, **RULES[rule])
-        jobs = [Job(k, 0, x, y, torch.Generator().manual_seed(k)) for k, (x, y) in enumerate(data[:clients])]
+        jobs = [
+            Job(k, 0, x, y, torch.Generator().manual_seed(k))
+            for k, (x, y) in enumerate(data[:clients])
+        ]
         work = Workload(module, layout, models, jobs, spec, spec.lr or 0.0)
         start = clock()
         engine.train(work)
@@ -98,7 +104,9 @@ def measured(name: str, repeats: int, clock: Callable[[], float]) -> dict[str, t
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--models", nargs="+", choices=SUBJECTS, default=["mclr", "mlp"])
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--threads", type=int, default=1)
@@ -107,7 +115,18 @@ def main() -> None:
     clock = thread_time if arguments.threads == 1 else perf_counter
     title = f"samples/s, {CLIENTS} clients × batch {BATCH}, {arguments.threads} threads, torch {torch.__version__}"
     table = Table(title=title)
-    columns = "model", "optimizer", "stacked", "of general", "bound", "loop", "/ loop", "step, µs", "bytes", "GB/s"
+    columns = (
+        "model",
+        "optimizer",
+        "stacked",
+        "of general",
+        "bound",
+        "loop",
+        "/ loop",
+        "step, µs",
+        "bytes",
+        "GB/s",
+    )
     for column in columns:
         table.add_column(column, justify="left" if column in columns[:2] else "right", no_wrap=True)
     for name in arguments.models:
@@ -124,10 +143,17 @@ def main() -> None:
                 general = alone if rule == GENERAL else general
                 whole = BATCH / found[GENERAL][0]
                 bound, moved = whole / (whole - general + alone), 12 + 8 * states
-                cells = [f"{bound:.2f}", f"{alone * 1e6:.1f}", f"{moved}", f"{moved * entries / alone / 1e9:.0f}"]
+                cells = [
+                    f"{bound:.2f}",
+                    f"{alone * 1e6:.1f}",
+                    f"{moved}",
+                    f"{moved * entries / alone / 1e9:.0f}",
+                ]
             of_general = stacked / found[GENERAL][0]
             of_loop = f"{loop:,.0f}", f"{stacked / loop:.1f}"
-            table.add_row(name, rule, f"{stacked:,.0f}", f"{of_general:.2f}", cells[0], *of_loop, *cells[1:])
+            table.add_row(
+                name, rule, f"{stacked:,.0f}", f"{of_general:.2f}", cells[0], *of_loop, *cells[1:]
+            )
     Console(width=150).print(table)
 
 

@@ -37,14 +37,24 @@ from torch import Tensor
 from fedclade.clustering.linkage import agglomerate, cut
 from fedclade.clustering.sampling import assign_to_nearest_mean
 from fedclade.clustering.similarity import compute_cosines, compute_distances, cosine_similarity
-from fedclade.clustering.spanning_tree import find_bipartition_by_tree, find_optimal_bipartition, single_linkage
+from fedclade.clustering.spanning_tree import (
+    find_bipartition_by_tree,
+    find_optimal_bipartition,
+    single_linkage,
+)
 
 SHARES = (0.4, 0.3, 0.2, 0.1)
 """Of the clients in each cluster."""
 
 NOISE = {"clear": 2.0, "noisy": 5.0}
 
-LINKAGES = (("l2", "complete"), ("l2", "average"), ("l2", "ward"), ("cosine", "complete"), ("cosine", "average"))
+LINKAGES = (
+    ("l2", "complete"),
+    ("l2", "average"),
+    ("l2", "ward"),
+    ("cosine", "complete"),
+    ("cosine", "average"),
+)
 
 
 def signatures_of(clients: int, size: int, noise: float) -> tuple[Tensor, np.ndarray]:
@@ -59,7 +69,9 @@ def signatures_of(clients: int, size: int, noise: float) -> tuple[Tensor, np.nda
 
 
 def peak_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else 1024
+    )
 
 
 def measure(clients: int, size: int, threads: int, way: str) -> dict[str, Any]:
@@ -75,9 +87,23 @@ def measure(clients: int, size: int, threads: int, way: str) -> dict[str, Any]:
     seconds, cpu_seconds = perf_counter() - start, process_time() - cpu
     labels = np.isin(np.arange(clients), found.first)
     return {
-        **{"clients": clients, "size": size, "threads": threads, "way": way, "load": os.getloadavg()[0]},
-        **{"seconds": seconds, "cpu_seconds": cpu_seconds, "bytes": peak_bytes(), "bytes_before": before},
-        **{"alpha_cross_max": found.alpha_cross_max, "sizes": [len(found.first), len(found.second)]},
+        **{
+            "clients": clients,
+            "size": size,
+            "threads": threads,
+            "way": way,
+            "load": os.getloadavg()[0],
+        },
+        **{
+            "seconds": seconds,
+            "cpu_seconds": cpu_seconds,
+            "bytes": peak_bytes(),
+            "bytes_before": before,
+        },
+        **{
+            "alpha_cross_max": found.alpha_cross_max,
+            "sizes": [len(found.first), len(found.second)],
+        },
         "ari": float(adjusted_rand_score(truth, labels)),
     }
 
@@ -94,7 +120,10 @@ def compare(clients: int, size: int, threads: int) -> dict[str, Any]:
     theirs = linkage(squareform(apart, checks=False), "single")
     same = bool((cut(merges, 2) == cut(theirs, 2)).all())
     return {
-        **{"clients": clients, "largest_difference": float(np.abs(merges[:, 2] - theirs[:, 2]).max())},
+        **{
+            "clients": clients,
+            "largest_difference": float(np.abs(merges[:, 2] - theirs[:, 2]).max()),
+        },
         **{"same_bipartition": same, "last_gap": float(theirs[-1, 2] - theirs[-2, 2])},
     }
 
@@ -105,7 +134,9 @@ def share_elsewhere(one: np.ndarray, other: np.ndarray) -> float:
     return 1 - both[linear_sum_assignment(-both)].sum() / len(one)
 
 
-def sampled(clients: int, size: int, threads: int, sizes: list[int], draws: int) -> list[dict[str, Any]]:
+def sampled(
+    clients: int, size: int, threads: int, sizes: list[int], draws: int
+) -> list[dict[str, Any]]:
     """Cluster a sample, and all others by the nearest mean; compare with the linkage of all clients."""
     torch.set_num_threads(threads)
     rows: list[dict[str, Any]] = []
@@ -121,23 +152,42 @@ def sampled(clients: int, size: int, threads: int, sizes: list[int], draws: int)
                 exact = cut(agglomerate(apart, method), k)
                 whole = {"data": data, "metric": metric, "linkage": method}
                 seconds = seconds_pairs + perf_counter() - start
-                rows.append({**whole, "sample": clients, "seconds": seconds, **scores(exact, exact, truth)})
+                rows.append(
+                    {**whole, "sample": clients, "seconds": seconds, **scores(exact, exact, truth)}
+                )
                 for m in sizes:
-                    several = [one_sample(signatures, m, draw, metric, method, exact, truth) for draw in range(draws)]
-                    means = {name: float(np.mean([each[name] for each in several])) for name in several[0]}
+                    several = [
+                        one_sample(signatures, m, draw, metric, method, exact, truth)
+                        for draw in range(draws)
+                    ]
+                    means = {
+                        name: float(np.mean([each[name] for each in several]))
+                        for name in several[0]
+                    }
                     rows.append({**whole, "sample": m, "draws": draws, **means})
                     print(json.dumps(rows[-1]), file=sys.stderr)
             del apart
     return rows
 
 
-def drawn_clusters(signatures: Tensor, m: int, draw: int, metric: str, method: str) -> tuple[np.ndarray, np.ndarray]:
+def drawn_clusters(
+    signatures: Tensor, m: int, draw: int, metric: str, method: str
+) -> tuple[np.ndarray, np.ndarray]:
     drawn = np.sort(np.random.default_rng(draw).choice(len(signatures), m, replace=False))
-    return drawn, cut(agglomerate(compute_distances(signatures[torch.from_numpy(drawn)], metric), method), len(SHARES))
+    return drawn, cut(
+        agglomerate(compute_distances(signatures[torch.from_numpy(drawn)], metric), method),
+        len(SHARES),
+    )
 
 
 def one_sample(
-    signatures: Tensor, m: int, draw: int, metric: str, method: str, exact: np.ndarray, truth: np.ndarray
+    signatures: Tensor,
+    m: int,
+    draw: int,
+    metric: str,
+    method: str,
+    exact: np.ndarray,
+    truth: np.ndarray,
 ) -> dict[str, float]:
     start = perf_counter()
     drawn, labels = drawn_clusters(signatures, m, draw, metric, method)
@@ -145,7 +195,9 @@ def one_sample(
     return {"seconds": perf_counter() - start, **scores(found, exact, truth)}
 
 
-def by_rules(clients: int, size: int, threads: int, sizes: list[int], draws: int) -> list[dict[str, Any]]:
+def by_rules(
+    clients: int, size: int, threads: int, sizes: list[int], draws: int
+) -> list[dict[str, Any]]:
     """Let all but a sample of noisy clients join the cluster with the nearest mean, or by distances to its members."""
     torch.set_num_threads(threads)
     rows: list[dict[str, Any]] = []
@@ -158,11 +210,22 @@ def by_rules(clients: int, size: int, threads: int, sizes: list[int], draws: int
                 drawn, labels = drawn_clusters(signatures, m, draw, metric, method)
                 to_members = torch.cdist(signatures, signatures[torch.from_numpy(drawn)]).numpy()
                 if metric == "cosine":
-                    to_members = 1 - compute_cosines(signatures, signatures[torch.from_numpy(drawn)])
+                    to_members = 1 - compute_cosines(
+                        signatures, signatures[torch.from_numpy(drawn)]
+                    )
                 by_mean = assign_to_nearest_mean(signatures, drawn, labels, metric)
-                found.setdefault("mean of the members", []).append(adjusted_rand_score(exact, by_mean))
-                for name, over in (("farthest", np.max), ("mean distance", np.mean), ("nearest", np.min)):
-                    apart = np.stack([over(to_members[:, labels == k], axis=1) for k in range(len(SHARES))], axis=1)
+                found.setdefault("mean of the members", []).append(
+                    adjusted_rand_score(exact, by_mean)
+                )
+                for name, over in (
+                    ("farthest", np.max),
+                    ("mean distance", np.mean),
+                    ("nearest", np.min),
+                ):
+                    apart = np.stack(
+                        [over(to_members[:, labels == k], axis=1) for k in range(len(SHARES))],
+                        axis=1,
+                    )
                     other = apart.argmin(axis=1)
                     other[drawn] = labels
                     found.setdefault(name, []).append(adjusted_rand_score(exact, other))
@@ -187,7 +250,9 @@ def in_a_process(function: Callable[..., Any], *arguments: Any) -> Any:
 
 def exact_table(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
-    table = Table(title=f"bi-partition of signatures of {arguments.size:,} numbers, {arguments.threads} threads")
+    table = Table(
+        title=f"bi-partition of signatures of {arguments.size:,} numbers, {arguments.threads} threads"
+    )
     for column in ("clients", "way", "seconds", "CPU seconds", "GB", "of it before", "load", "ARI"):
         table.add_column(column, justify="left" if column == "way" else "right")
     for clients in arguments.clients:
@@ -195,7 +260,9 @@ def exact_table(arguments: argparse.Namespace) -> list[dict[str, Any]]:
             row = in_a_process(measure, clients, arguments.size, arguments.threads, way)
             times = (f"{row[name]:.1f}" for name in ("seconds", "cpu_seconds"))
             memory = (f"{row[name] / 1e9:.2f}" for name in ("bytes", "bytes_before"))
-            table.add_row(f"{clients:,}", way, *times, *memory, f"{row['load']:.1f}", f"{row['ari']:.2f}")
+            table.add_row(
+                f"{clients:,}", way, *times, *memory, f"{row['load']:.1f}", f"{row['ari']:.2f}"
+            )
             rows.append(row)
         if clients <= arguments.largest_matrix:
             rows.append(in_a_process(compare, clients, arguments.size, arguments.threads))
@@ -205,12 +272,29 @@ def exact_table(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def sample_table(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    rows = in_a_process(sampled, 10_000, arguments.size, arguments.threads, arguments.samples, arguments.draws)
+    rows = in_a_process(
+        sampled, 10_000, arguments.size, arguments.threads, arguments.samples, arguments.draws
+    )
     table = Table(title="10,000 clients, a sample of them, mean over the draws")
-    for column in ("data", "distance", "linkage", "sample", "seconds", "ARI to exact", "elsewhere", "ARI to the truth"):
-        table.add_column(column, justify="left" if column in ("data", "distance", "linkage") else "right")
+    for column in (
+        "data",
+        "distance",
+        "linkage",
+        "sample",
+        "seconds",
+        "ARI to exact",
+        "elsewhere",
+        "ARI to the truth",
+    ):
+        table.add_column(
+            column, justify="left" if column in ("data", "distance", "linkage") else "right"
+        )
     for row in rows:
-        numbers = (f"{row['ari_exact']:.3f}", f"{100 * row['elsewhere']:.1f} %", f"{row['ari_truth']:.3f}")
+        numbers = (
+            f"{row['ari_exact']:.3f}",
+            f"{100 * row['elsewhere']:.1f} %",
+            f"{row['ari_truth']:.3f}",
+        )
         names = (row[name] for name in ("data", "metric", "linkage"))
         table.add_row(*names, f"{row['sample']:,}", f"{row['seconds']:.1f}", *numbers)
     Console().print(table)
@@ -218,12 +302,18 @@ def sample_table(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def rules_table(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    rows = in_a_process(by_rules, 4_000, arguments.size, arguments.threads, arguments.samples[:2], arguments.draws)
-    table = Table(title="4,000 noisy clients: ARI to the exact clusters, by what all but the sample join a cluster")
+    rows = in_a_process(
+        by_rules, 4_000, arguments.size, arguments.threads, arguments.samples[:2], arguments.draws
+    )
+    table = Table(
+        title="4,000 noisy clients: ARI to the exact clusters, by what all but the sample join a cluster"
+    )
     for column in rows[0]:
         table.add_column(column, justify="left" if column in ("metric", "linkage") else "right")
     for row in rows:
-        table.add_row(*(f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values()))
+        table.add_row(
+            *(f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values())
+        )
     Console().print(table)
     return rows
 
@@ -232,7 +322,9 @@ WHAT = {"exact": exact_table, "sample": sample_table, "rules": rules_table}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", nargs="?", choices=tuple(WHAT), default="exact")
     parser.add_argument("--clients", nargs="+", type=int, default=[1_000, 10_000, 100_000])
     parser.add_argument("--largest-matrix", type=int, default=10_000)

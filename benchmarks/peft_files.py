@@ -42,7 +42,11 @@ class Block(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.norm, self.up, self.down = (
+            nn.LayerNorm(width),
+            nn.Linear(width, 2 * width),
+            nn.Linear(2 * width, width),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x, and what the block adds."""
@@ -54,7 +58,10 @@ class Base(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks, self.head = nn.ModuleList(Block(FEATURES) for _ in "12"), nn.Linear(FEATURES, LABELS)
+        self.blocks, self.head = (
+            nn.ModuleList(Block(FEATURES) for _ in "12"),
+            nn.Linear(FEATURES, LABELS),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of the labels."""
@@ -86,7 +93,9 @@ def compared(what: str, one: nn.Module, other: nn.Module) -> Row:
 
 
 def peft_model(targets: list[str], train: list[str]) -> Any:
-    config: Any = peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=targets, modules_to_save=train or None)
+    config: Any = peft.LoraConfig(
+        r=RANK, lora_alpha=ALPHA, target_modules=targets, modules_to_save=train or None
+    )
     return peft.get_peft_model(base(), config)  # pyright: ignore[reportArgumentType]
 
 
@@ -100,7 +109,10 @@ def trained(module: nn.Module) -> dict[str, Tensor]:
 
 def files(folder: Path) -> Iterator[Row]:
     """Write with the one and read with the other, with and without a head that is trained besides."""
-    for what, targets, train in (("pairs", ["up", "down"], []), ("pairs and a head", ["up"], ["head"])):
+    for what, targets, train in (
+        ("pairs", ["up", "down"], []),
+        ("pairs and a head", ["up"], ["head"]),
+    ):
         lora = fedclade.LoRA(targets=tuple(targets), rank=RANK, alpha=ALPHA, train=tuple(train))
         ours, theirs = drawn(Parts(adapter=lora).applied(base())), drawn(peft_model(targets, train))
         at = folder / what
@@ -117,7 +129,9 @@ def clients() -> fedclade.Federation:
     draw = torch.Generator().manual_seed(0)
     truth = torch.randn(2, FEATURES, LABELS, generator=draw)
     inputs = torch.randn(CLIENTS, 240, FEATURES, generator=draw)
-    data = {f"client-{k}": (inputs[k], (inputs[k] @ truth[k % 2]).argmax(1)) for k in range(CLIENTS)}
+    data = {
+        f"client-{k}": (inputs[k], (inputs[k] @ truth[k % 2]).argmax(1)) for k in range(CLIENTS)
+    }
     kinds = {name: k % 2 for k, name in enumerate(data)}
     return fedclade.federation(data, labels=LABELS, true_clusters=kinds)
 
@@ -129,7 +143,9 @@ def simulations(folder: Path) -> Iterator[Row]:
     model = peft_model(["up", "down"], [])
     for engine in ("loop", "stacked"):
         method = fedclade.FLHC(rounds_before=1, n_clusters=2, metric="cosine")
-        run = fedclade.simulate(method, model, federation, rounds=4, local=local, signature=by_b, engine=engine)
+        run = fedclade.simulate(
+            method, model, federation, rounds=4, local=local, signature=by_b, engine=engine
+        )
         ari = float(run.metric_rows[-1]["ari"])
         yield f"a PeftModel, {engine}: clusters by B", f"ARI {ari:.2f}", ari == 1.0
         for leaf in run.tree.leaves:
@@ -137,11 +153,15 @@ def simulations(folder: Path) -> Iterator[Row]:
             mine = copy.deepcopy(model)
             Layout.of(mine).load(leaf.params, mine)
             yield compared(f"its adapter of node {leaf.id} in peft", mine, of_peft(path))
-            yield compared(f"its adapter of node {leaf.id} in ours", mine, load_adapter(path, base()))
+            yield compared(
+                f"its adapter of node {leaf.id} in ours", mine, load_adapter(path, base())
+            )
 
 
 def main() -> None:
-    table = Table(title=f"fedclade {fedclade.__version__}, peft {peft.__version__}, torch {torch.__version__}")
+    table = Table(
+        title=f"fedclade {fedclade.__version__}, peft {peft.__version__}, torch {torch.__version__}"
+    )
     for column in ("what", "came to", ""):
         table.add_column(column)
     with tempfile.TemporaryDirectory() as folder:

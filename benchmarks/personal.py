@@ -22,7 +22,16 @@ import numpy as np
 import torch
 from fallback import LOCAL, ROUNDS, federation_of
 
-from fedclade import Ditto, FedAvg, Federation, FineTune, Local, ReplicatedCFL, load_federation, simulate
+from fedclade import (
+    Ditto,
+    FedAvg,
+    Federation,
+    FineTune,
+    Local,
+    ReplicatedCFL,
+    load_federation,
+    simulate,
+)
 from fedclade import federation as federation_from
 from fedclade.algorithms import Algorithm
 
@@ -46,7 +55,9 @@ OURS = "rcfl, own, fallback"
 
 def turned(seed: int, data_dir: Path | None) -> Federation:
     """Return 20 clients of 300 images, of which the k-th has k/19 turned upside down; a fifth is for validation."""
-    made = load_federation("mnist", clients=20, samples_per_client=300, test_samples=500, seed=seed, data_dir=data_dir)
+    made = load_federation(
+        "mnist", clients=20, samples_per_client=300, test_samples=500, seed=seed, data_dir=data_dir
+    )
     pool, draw, held = made.pool, np.random.default_rng(seed), dict[str, Any]()
     for number, client in enumerate(made.clients):
         splits = list[tuple[torch.Tensor, torch.Tensor]]()
@@ -63,9 +74,17 @@ def turned(seed: int, data_dir: Path | None) -> Federation:
 def run(task: str, method: str, seed: int, data_dir: Path | None) -> Line:
     """Run a method; return its accuracy, and how many clusters it has."""
     federation = turned(seed, data_dir) if task == TURNED else federation_of(task, seed, data_dir)
-    settings: dict[str, Any] = {"rounds": ROUNDS, "evaluate_every": ROUNDS, "seed": seed, "engine": "stacked"}
+    settings: dict[str, Any] = {
+        "rounds": ROUNDS,
+        "evaluate_every": ROUNDS,
+        "seed": seed,
+        "engine": "stacked",
+    }
     done = simulate(METHODS[method], "mlp", federation, local=LOCAL, **settings)
-    return {"accuracy": done.summary["accuracy"]["mean"], "clusters": done.summary["clusters"]["found"]}
+    return {
+        "accuracy": done.summary["accuracy"]["mean"],
+        "clusters": done.summary["clusters"]["found"],
+    }
 
 
 def table(lines: Sequence[Line]) -> str:
@@ -79,7 +98,9 @@ def table(lines: Sequence[Line]) -> str:
         of = found[task]
         cells = [task, str(len(of[OURS]))]
         cells += [f"{mean(of[method].values()):.1f}" if of[method] else "" for method in METHODS]
-        best = max(tuple(METHODS)[:4], key=lambda method: mean(of[method].values()) if of[method] else 0.0)
+        best = max(
+            tuple(METHODS)[:4], key=lambda method: mean(of[method].values()) if of[method] else 0.0
+        )
         apart = [mine - of[best][seed] for seed, mine in of[OURS].items() if seed in of[best]]
         cells.append(f"{mean(apart):+.1f}, {min(apart):+.1f} ({best})" if apart else "")
         text.append(f"| {' | '.join(cells)} |")
@@ -93,11 +114,18 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     done = {(line["task"], line["method"], line["seed"]) for line in jsonl.read(given.out)}
-    jobs = [(task, method, seed) for seed in range(given.seeds) for task in TASKS for method in METHODS]
+    jobs = [
+        (task, method, seed) for seed in range(given.seeds) for task in TASKS for method in METHODS
+    ]
     for task, method, seed in jobs if not given.table else ():
         if (task, method, seed) in done:
             continue
-        line = {"task": task, "method": method, "seed": seed, **run(task, method, seed, given.data_dir)}
+        line = {
+            "task": task,
+            "method": method,
+            "seed": seed,
+            **run(task, method, seed, given.data_dir),
+        }
         jsonl.add(given.out, line)
         print(line, flush=True)
     print(table(jsonl.read(given.out)))

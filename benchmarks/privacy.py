@@ -53,7 +53,11 @@ def run(method: str, noise: float | None, seed: int, arguments: argparse.Namespa
     config: dict[str, Any] = {
         **{"seed": seed, "rounds": arguments.rounds, "evaluate_every": arguments.rounds},
         "data": {
-            **{"name": "mnist", "clients": arguments.clients, "samples_per_client": arguments.samples},
+            **{
+                "name": "mnist",
+                "clients": arguments.clients,
+                "samples_per_client": arguments.samples,
+            },
             **{"shift": "label_swap", "clusters": 4},
         },
         "model": {"name": "mclr"},
@@ -89,7 +93,9 @@ def rows(arguments: argparse.Namespace) -> Iterator[list[str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--clients", type=int, default=20)
@@ -98,7 +104,12 @@ def main() -> None:
     parser.add_argument("--rounds-before", type=int, default=2, help="of FL+HC, before it clusters")
     parser.add_argument("--clip", type=float, default=2.0, metavar="C")
     parser.add_argument(
-        "--noise", type=level, nargs="*", default=NOISE, metavar="z", help="multipliers; off: no clipping either"
+        "--noise",
+        type=level,
+        nargs="*",
+        default=NOISE,
+        metavar="z",
+        help="multipliers; off: no clipping either",
     )
     parser.add_argument("--methods", nargs="*", default=METHODS)
     arguments = parser.parse_args()
@@ -113,7 +124,9 @@ def main() -> None:
         f"{arguments.clients} clients × {arguments.samples}, {arguments.rounds} rounds, C = {arguments.clip:g}"
     )
     console.print(table)
-    console.print(f"{torch.get_num_threads()} thread(s), torch {torch.__version__}, Python {platform.python_version()}")
+    console.print(
+        f"{torch.get_num_threads()} thread(s), torch {torch.__version__}, Python {platform.python_version()}"
+    )
 
 
 if __name__ == "__main__":

@@ -36,7 +36,11 @@ BEFORE, AFTER = 3, 4
 ROUNDS = BEFORE + 1 + AFTER
 DELTA = 1e-5
 CLIP = 0.5
-LEVELS: dict[str, tuple[float, float, float] | None] = {"none": None, "8": (8.0, 5.6, 7.0), "2": (2.0, 1.2, 20.0)}
+LEVELS: dict[str, tuple[float, float, float] | None] = {
+    "none": None,
+    "8": (8.0, 5.6, 7.0),
+    "2": (2.0, 1.2, 20.0),
+}
 """By the name of a level: ε in all, ε of the choice, noise multiplier of questions."""
 METHODS = ("private_choice", "fedavg", "oracle")
 SHIFTS = ("label_swap", "label_permutation")
@@ -47,13 +51,18 @@ def noise_for(epsilon: float, choice: float, questions: float) -> float:
 
     def excess(z: float) -> float:
         updates = [Release(noise_multiplier=z)] * (BEFORE + AFTER)
-        rest = [*[Release(noise_multiplier=questions)] * 2, Release(epsilon=choice, options=CLUSTERS)]
+        rest = [
+            *[Release(noise_multiplier=questions)] * 2,
+            Release(epsilon=choice, options=CLUSTERS),
+        ]
         return composed_epsilon([*updates, *rest], DELTA, sampled=False) - epsilon
 
     return math.ceil(100 * float(brentq(excess, 2.0, 200.0, xtol=0.005)) + 1) / 100
 
 
-def run(shift: str, level: str, method: str, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
+def run(
+    shift: str, level: str, method: str, seed: int, arguments: argparse.Namespace
+) -> dict[str, Any]:
     """Run a method, and return its line."""
     began = time.perf_counter()
     options: dict[str, Any] = {}
@@ -71,8 +80,17 @@ def run(shift: str, level: str, method: str, seed: int, arguments: argparse.Name
     }
     if (setting := LEVELS[level]) is not None:
         config["privacy"] = {
-            **{"model": "central", "clip_norm": CLIP, "delta": DELTA, "noise_multiplier": noise_for(*setting)},
-            **{"signature_epsilon": setting[1], "signature_noise": setting[2], "min_cluster_size": 20},
+            **{
+                "model": "central",
+                "clip_norm": CLIP,
+                "delta": DELTA,
+                "noise_multiplier": noise_for(*setting),
+            },
+            **{
+                "signature_epsilon": setting[1],
+                "signature_noise": setting[2],
+                "min_cluster_size": 20,
+            },
         }
     checked = check_config(config)
     done = checked.run(checked.federation(arguments.data_dir))
@@ -101,9 +119,16 @@ def table(lines: list[dict[str, Any]]) -> Table:
             spent = mine[0]["epsilon"]
             accuracies = [found[shift, level, method] for method in METHODS]
             made.add_row(
-                *(shift, "∞" if spent is None else f"{spent:.2f}", f"{mine[0]['noise_multiplier'] or 0:g}"),
+                *(
+                    shift,
+                    "∞" if spent is None else f"{spent:.2f}",
+                    f"{mine[0]['noise_multiplier'] or 0:g}",
+                ),
                 f"{min(each['ari'] for each in mine):.3f}",
-                *(f"{100 * mean(each['accuracy'] for each in some):.1f} %" if some else "" for some in accuracies),
+                *(
+                    f"{100 * mean(each['accuracy'] for each in some):.1f} %" if some else ""
+                    for some in accuracies
+                ),
                 str(len(mine)),
             )
     return made
@@ -127,18 +152,30 @@ def mechanisms() -> Table:
     for column in ("ε", "Gaussian", "PrivUnit", "randomized response"):
         made.add_column(column, justify="right")
     for epsilon in (2.0, 4.0, 5.5, 8.0):
-        gaussian = v + 2 * dp_accounting.get_sigma_gaussian(epsilon, DELTA) * draw.standard_normal(v.shape)
+        gaussian = v + 2 * dp_accounting.get_sigma_gaussian(epsilon, DELTA) * draw.standard_normal(
+            v.shape
+        )
         cap = math.cos(math.radians(30))
         inside = math.exp(epsilon) * (1 - cap) / (1 + cap)
         inside /= 1 + inside
-        t = np.where(draw.random(len(v)) < inside, draw.uniform(cap, 1, len(v)), draw.uniform(-1, cap, len(v)))
+        t = np.where(
+            draw.random(len(v)) < inside,
+            draw.uniform(cap, 1, len(v)),
+            draw.uniform(-1, cap, len(v)),
+        )
         beside = np.cross(v, draw.standard_normal(v.shape))
         beside /= np.linalg.norm(beside, axis=1, keepdims=True)
         unit = t[:, None] * v + np.sqrt(1 - t**2)[:, None] * beside
         chosen = (v @ corners.T).argmax(1)
-        told = np.where(draw.random(len(v)) < CLUSTERS / (math.exp(epsilon) + 3), draw.integers(4, size=len(v)), chosen)
+        told = np.where(
+            draw.random(len(v)) < CLUSTERS / (math.exp(epsilon) + 3),
+            draw.integers(4, size=len(v)),
+            chosen,
+        )
         shares = [((each @ corners.T).argmax(1) == truth).mean() for each in (gaussian, unit)]
-        made.add_row(f"{epsilon:g}", *(f"{100 * share:.1f} %" for share in (*shares, (told == truth).mean())))
+        made.add_row(
+            f"{epsilon:g}", *(f"{100 * share:.1f} %" for share in (*shares, (told == truth).mean()))
+        )
     return made
 
 
@@ -149,14 +186,22 @@ def main() -> None:
     parser.add_argument("--shifts", nargs="*", default=list(SHIFTS), choices=SHIFTS)
     parser.add_argument("--levels", nargs="*", default=list(LEVELS), choices=list(LEVELS))
     parser.add_argument("--methods", nargs="*", default=list(METHODS), choices=METHODS)
-    parser.add_argument("--mechanisms", action="store_true", help="compare mechanisms on single clients, and stop")
+    parser.add_argument(
+        "--mechanisms", action="store_true", help="compare mechanisms on single clients, and stop"
+    )
     arguments = parser.parse_args()
     if arguments.mechanisms:
         Console(width=100).print(mechanisms())
         return
     os.nice(15)
     named = ("shift", "level", "method", "seed")
-    cells = [(s, v, m, n) for n in arguments.seeds for s in arguments.shifts for v in arguments.levels for m in METHODS]
+    cells = [
+        (s, v, m, n)
+        for n in arguments.seeds
+        for s in arguments.shifts
+        for v in arguments.levels
+        for m in METHODS
+    ]
     for cell in cells:
         if arguments.table or cell[2] not in arguments.methods:
             continue

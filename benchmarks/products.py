@@ -52,20 +52,33 @@ def row(clients: int, inputs: int, outputs: int, repeats: int) -> list[str]:
     times: list[float] = []
     for threads in (1, 2):
         with using_threads(threads):
-            times += [microseconds(lambda: torch.bmm(left, right, out=out), repeats, pause) for pause in (0, PAUSE)]
-    times.append(microseconds(lambda: np.matmul(arrays[0], arrays[1], out=arrays[2]), repeats, PAUSE))
+            times += [
+                microseconds(lambda: torch.bmm(left, right, out=out), repeats, pause)
+                for pause in (0, PAUSE)
+            ]
+    times.append(
+        microseconds(lambda: np.matmul(arrays[0], arrays[1], out=arrays[2]), repeats, PAUSE)
+    )
     size = ROWS * inputs * outputs
     taken = "NumPy" if size <= TINY else "torch"
     return [f"{inputs} → {outputs}", f"{size:,}", *(f"{time:,.1f}" for time in times), taken]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=300)
     arguments = parser.parse_args()
     table = Table(title=f"µs for the products of {arguments.clients} clients")
-    columns = ("torch, 1 thread", "after a pause", "torch, 2 threads", "after a pause", "NumPy, after a pause")
+    columns = (
+        "torch, 1 thread",
+        "after a pause",
+        "torch, 2 threads",
+        "after a pause",
+        "NumPy, after a pause",
+    )
     for column in ("layer", "multiplications", *columns, "taken"):
         table.add_column(column, justify="right")
     for inputs, outputs in LAYERS:

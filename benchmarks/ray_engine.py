@@ -44,7 +44,10 @@ def federation_of(clients: int, examples: int, shape: tuple[int, ...]) -> Federa
     y = torch.randint(LABELS, (len(x),), generator=draw)
     everything, none = np.arange(len(x)), np.arange(0)
     parts = np.split(everything, clients)
-    data = tuple(ClientData(k, f"c{k}", k, part[:examples], none, part[examples:]) for k, part in enumerate(parts))
+    data = tuple(
+        ClientData(k, f"c{k}", k, part[:examples], none, part[examples:])
+        for k, part in enumerate(parts)
+    )
     return Federation(Pool("made up", x, y, y.numpy(), everything, none, LABELS), data)
 
 
@@ -52,8 +55,13 @@ def module_of(name: str, shape: tuple[int, ...]) -> nn.Module:
     return build_model(name, input_shape=shape, outputs=LABELS, seed=0)
 
 
-def on_actors(federation: Federation, module: nn.Module, actors: int, engine: str = "auto") -> RayClients:
-    return RayClients(Setup(federation, module, Task().of(federation.pool.schema)), Actors(count=actors, engine=engine))
+def on_actors(
+    federation: Federation, module: nn.Module, actors: int, engine: str = "auto"
+) -> RayClients:
+    return RayClients(
+        Setup(federation, module, Task().of(federation.pool.schema)),
+        Actors(count=actors, engine=engine),
+    )
 
 
 def seconds(run: Callable[[], object]) -> float:
@@ -86,7 +94,10 @@ def throughput(clients: int, steps: int, repeats: int, actors: int) -> dict[str,
     there.close()
     ratios = [ray / workers for ray, workers in zip(found["ray"], found["workers"], strict=True)]
     medians = {name: median(speeds) for name, speeds in found.items()}
-    ratio = {"ratio": medians["ray"] / medians["workers"], "of each turn": [min(ratios), median(ratios), max(ratios)]}
+    ratio = {
+        "ratio": medians["ray"] / medians["workers"],
+        "of each turn": [min(ratios), median(ratios), max(ratios)],
+    }
     return {**medians, **ratio, "engines": engines}
 
 
@@ -114,7 +125,9 @@ def overhead(clients: int, rounds: int, actors: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--actors", type=int, default=2)
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--repeats", type=int, help="9 by default, with --quick 3")
@@ -124,7 +137,9 @@ def main() -> None:
     placement.ENOUGH_SECONDS = float("inf")  # what is compared are actors that keep their clients
     repeats, quick = arguments.repeats or (3 if arguments.quick else 9), arguments.quick
     results = {
-        "cnn, samples/s": throughput(arguments.clients, 3 if quick else 20, repeats, arguments.actors),
+        "cnn, samples/s": throughput(
+            arguments.clients, 3 if quick else 20, repeats, arguments.actors
+        ),
         "round": overhead(arguments.clients, 50 if quick else 200, arguments.actors),
         "load": os.getloadavg(),
     }

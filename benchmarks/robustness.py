@@ -26,7 +26,18 @@ import jsonl
 import torch
 from rich.console import Console
 
-from fedclade import CFL, FLHC, IFCA, FedAvg, FedGroup, LocalTraining, Oracle, ReplicatedCFL, load_federation, simulate
+from fedclade import (
+    CFL,
+    FLHC,
+    IFCA,
+    FedAvg,
+    FedGroup,
+    LocalTraining,
+    Oracle,
+    ReplicatedCFL,
+    load_federation,
+    simulate,
+)
 from fedclade.algorithms import Algorithm
 from fedclade.channel import Adversary
 from fedclade.core import Aggregation
@@ -48,7 +59,11 @@ METHODS: Mapping[str, tuple[type[Algorithm], Mapping[str, Any], Aggregation]] = 
     "rcfl": (ReplicatedCFL, {}, Aggregation()),
     "rcfl, geometric median": (ReplicatedCFL, {}, Aggregation(rule="geometric_median")),
     "rcfl, clipped at 5": (ReplicatedCFL, {}, Aggregation(clip_above=5.0)),
-    "rcfl, clipped geometric median": (ReplicatedCFL, {}, Aggregation(rule="geometric_median", clip_above=2.0)),
+    "rcfl, clipped geometric median": (
+        ReplicatedCFL,
+        {},
+        Aggregation(rule="geometric_median", clip_above=2.0),
+    ),
     "cfl": (CFL, {"eps1": "auto", "eps2": 0.75}, Aggregation()),
     "fl_hc": (FLHC, {"rounds_before": 5, "metric": "l2", "linkage": "ward"}, Aggregation()),
     "fedgroup": (FedGroup, {"groups": CLUSTERS, "pretrain_scale": 1}, Aggregation()),
@@ -95,9 +110,21 @@ def run_of(method: str, federation: Federation, seed: int, adversary: Adversary 
     """Run a method, with adversaries or without."""
     kind, options, aggregate = METHODS[method]
     truth = {"true_clusters": federation.true_clusters} if kind is Oracle else {}
-    settings = {"rounds": ROUNDS, "evaluate_every": ROUNDS, "seed": seed, "engine": "stacked", "progress": False}
+    settings = {
+        "rounds": ROUNDS,
+        "evaluate_every": ROUNDS,
+        "seed": seed,
+        "engine": "stacked",
+        "progress": False,
+    }
     return simulate(
-        kind(**options, **truth), "mlp", federation, local=LOCAL, aggregate=aggregate, adversary=adversary, **settings
+        kind(**options, **truth),
+        "mlp",
+        federation,
+        local=LOCAL,
+        aggregate=aggregate,
+        adversary=adversary,
+        **settings,
     )
 
 
@@ -129,13 +156,16 @@ def table_of(lines: Sequence[Line], task: str, share: float, clients: int) -> st
         if (line["task"], line["share"], line["clients"]) == (task, share, clients):
             cells[line["kind"], line["method"]].append(line)
     methods = [method for method in METHODS if any(of == method for _, of in cells)]
-    rows = [[kind, *(cell_of(cells[kind, m]) for m in methods)] for kind in KINDS if any(k == kind for k, _ in cells)]
+    rows = [
+        [kind, *(cell_of(cells[kind, m]) for m in methods)]
+        for kind in KINDS
+        if any(k == kind for k, _ in cells)
+    ]
     if not rows:
         return ""
     seeds = max(len(each) for each in cells.values())
-    return (
-        f"{task}, {clients} clients, share {share}, up to {seeds} seeds\n\n{markdown_table(['kind', *methods], rows)}\n"
-    )
+    title = f"{task}, {clients} clients, share {share}, up to {seeds} seeds"
+    return f"{title}\n\n{markdown_table(['kind', *methods], rows)}\n"
 
 
 def cell_of(lines: Sequence[Line]) -> str:
@@ -167,7 +197,14 @@ def main() -> None:
     seeds = range(0 if given.table else given.seeds)
     for seed, clients, method in product(seeds, given.clients, given.methods):
         heads = [
-            {"task": given.task, "method": method, "kind": kind, "share": share, "clients": clients, "seed": seed}
+            {
+                "task": given.task,
+                "method": method,
+                "kind": kind,
+                "share": share,
+                "clients": clients,
+                "seed": seed,
+            }
             for share, kind in product(given.shares, given.kinds)
         ]
         missing = [head for head in heads if name_of(head) not in done]
@@ -181,7 +218,9 @@ def main() -> None:
             jsonl.add(given.out, line)
             console.print(line, markup=False, highlight=False)
     lines = jsonl.read(given.out)
-    for task, clients, share in sorted({(line["task"], line["clients"], line["share"]) for line in lines}):
+    for task, clients, share in sorted(
+        {(line["task"], line["clients"], line["share"]) for line in lines}
+    ):
         console.print(table_of(lines, task, share, clients), markup=False, highlight=False)
 
 

@@ -69,7 +69,9 @@ def once(file: Path, make: Any) -> Line:
 
 
 def build(clients: int, folder: Path) -> Line:
-    seconds, peak = fedclade("data", "build", "planted", "--out", folder, "--set", f"data.clients={clients}", "--quiet")
+    seconds, peak = fedclade(
+        "data", "build", "planted", "--out", folder, "--set", f"data.clients={clients}", "--quiet"
+    )
     size = sum(file.stat().st_size for file in folder.iterdir())
     return {"build_seconds": seconds, "build_peak": peak, "bytes": size}
 
@@ -112,7 +114,9 @@ def measured(clients: int, share: float, actors: int, out: Path) -> Line:
         "evaluate_clients": EVALUATED,
         "algorithm": {"name": "fedavg"},
     }
-    line = once(out / f"{name}.json", lambda: run(data, out / name, settings, actors) | report(out / name))
+    line = once(
+        out / f"{name}.json", lambda: run(data, out / name, settings, actors) | report(out / name)
+    )
     return {"clients": clients, "cohort": round(share * clients), "actors": actors, **made, **line}
 
 
@@ -121,9 +125,16 @@ def goal(out: Path, cohort: int) -> Line:
     data = out / f"planted-{GOAL_CLIENTS}"
     made = once(data.with_suffix(".json"), lambda: build(GOAL_CLIENTS, data))
     every = {"evaluate_every": GOAL_ROUNDS // 5, "evaluate_clients": EVALUATED}
-    settings = {"rounds": GOAL_ROUNDS, "client_fraction": cohort / GOAL_CLIENTS, **every, "local": GOAL_LOCAL}
+    settings = {
+        "rounds": GOAL_ROUNDS,
+        "client_fraction": cohort / GOAL_CLIENTS,
+        **every,
+        "local": GOAL_LOCAL,
+    }
     settings["algorithm"] = {"name": "rcfl"}
-    return made | once(out / "goal.json", lambda: run(data, out / "goal", settings) | report(out / "goal"))
+    return made | once(
+        out / "goal.json", lambda: run(data, out / "goal", settings) | report(out / "goal")
+    )
 
 
 def fitted(lines: Sequence[Line]) -> dict[str, tuple[float, float, float]]:
@@ -136,7 +147,9 @@ def fitted(lines: Sequence[Line]) -> dict[str, tuple[float, float, float]]:
     found: dict[str, tuple[float, float, float]] = {}
     for name, cost in of.items():
         measured = np.array([cost(line) for line in lines])
-        terms = np.array([[1.0, line["clients"], line["cohort"]] for line in lines]) / measured[:, None]
+        terms = (
+            np.array([[1.0, line["clients"], line["cohort"]] for line in lines]) / measured[:, None]
+        )
         constants = _least_squares(terms)
         found[name] = (float(constants[0]), float(constants[1]), float(constants[2]))
     return found
@@ -150,8 +163,19 @@ def _least_squares(terms: np.ndarray) -> np.ndarray:
 
 
 def shown(lines: Sequence[Line]) -> Table:
-    table = Table(title=f"fedavg on logistic regression, {ROUNDS} rounds, {EVALUATED:,} clients evaluated")
-    heads = ("clients", "cohort", "actors", "build, s", "start and end, s", "first round, s", "train, s", "evaluate, s")
+    table = Table(
+        title=f"fedavg on logistic regression, {ROUNDS} rounds, {EVALUATED:,} clients evaluated"
+    )
+    heads = (
+        "clients",
+        "cohort",
+        "actors",
+        "build, s",
+        "start and end, s",
+        "first round, s",
+        "train, s",
+        "evaluate, s",
+    )
     for column in (*heads, "server, s", "report, s", "peak, GB"):
         table.add_column(column, justify="right")
     for line in lines:
@@ -169,18 +193,32 @@ def model(lines: Sequence[Line]) -> Table:
     for column in ("what", "a", "b", "c", *(f"{n:.0e} clients, cohort 1,000" for n in BIGGER)):
         table.add_column(column, justify="left" if column == "what" else "right")
     for name, (a, b, c) in fitted(lines).items():
-        table.add_row(name, *(f"{each:.3g}" for each in (a, b, c)), *(f"{a + b * n + c * 1000:.3g}" for n in BIGGER))
+        table.add_row(
+            name,
+            *(f"{each:.3g}" for each in (a, b, c)),
+            *(f"{a + b * n + c * 1000:.3g}" for n in BIGGER),
+        )
     return table
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder for data, runs and what was measured")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, help="folder for data, runs and what was measured"
+    )
     parser.add_argument("--clients", nargs="*", type=int, default=CLIENTS)
-    parser.add_argument("--shares", nargs="*", type=float, default=SHARES, help="of the clients in a cohort")
+    parser.add_argument(
+        "--shares", nargs="*", type=float, default=SHARES, help="of the clients in a cohort"
+    )
     parser.add_argument("--largest", type=int, default=100_000, help="leave larger cohorts out")
-    parser.add_argument("--actors", nargs="*", type=int, default=(), help="Ray actors to run on, besides")
-    parser.add_argument("--goal", action="store_true", help="the million clients in clusters, and nothing else")
+    parser.add_argument(
+        "--actors", nargs="*", type=int, default=(), help="Ray actors to run on, besides"
+    )
+    parser.add_argument(
+        "--goal", action="store_true", help="the million clients in clusters, and nothing else"
+    )
     parser.add_argument("--cohort", type=int, default=1_000, help="of the million")
     arguments = parser.parse_args()
     out = arguments.out.absolute()
@@ -190,7 +228,10 @@ def main() -> None:
         console.print_json(json.dumps(goal(out, arguments.cohort)))
         return
     every = (
-        (n, share, actors) for n in arguments.clients for share in arguments.shares for actors in (0, *arguments.actors)
+        (n, share, actors)
+        for n in arguments.clients
+        for share in arguments.shares
+        for actors in (0, *arguments.actors)
     )
     cases = [case for case in every if case[0] * case[1] <= arguments.largest]
     lines = [measured(*case, out) for case in cases]

@@ -57,12 +57,18 @@ def federation_of(clients: int) -> Federation:
     pool = Pool("random", x, y, y.numpy(), everything, everything[:0], 10)
     held = [np.arange(k * EXAMPLES, (k + 1) * EXAMPLES) % IMAGES for k in range(clients)]
     none, one = everything[:0], everything[:1]
-    return Federation(pool, tuple(ClientData(k, f"c{k}", k, held[k], none, one) for k in range(clients)))
+    return Federation(
+        pool, tuple(ClientData(k, f"c{k}", k, held[k], none, one) for k in range(clients))
+    )
 
 
 def workers() -> list[Path]:
     """Return the folders of what Linux tells about the worker processes, if there are any."""
-    children = [number for file in Path("/proc/self/task").glob("*/children") for number in file.read_text().split()]
+    children = [
+        number
+        for file in Path("/proc/self/task").glob("*/children")
+        for number in file.read_text().split()
+    ]
     return [Path("/proc") / number for number in children]
 
 
@@ -75,12 +81,24 @@ def cpu_time() -> float:
 
 def memory_of_workers() -> int:
     """Return the bytes that worker processes hold and do not share."""
-    lines = [line.split() for worker in workers() for line in (worker / "smaps_rollup").read_text().splitlines()]
-    return sum(1024 * int(line[1]) for line in lines if line[0] in ("Private_Clean:", "Private_Dirty:"))
+    lines = [
+        line.split()
+        for worker in workers()
+        for line in (worker / "smaps_rollup").read_text().splitlines()
+    ]
+    return sum(
+        1024 * int(line[1]) for line in lines if line[0] in ("Private_Clean:", "Private_Dirty:")
+    )
 
 
 def measure(
-    model: str, stream: bool, clients: int, threads: int, engine: str, memory: int | None, rounds: int
+    model: str,
+    stream: bool,
+    clients: int,
+    threads: int,
+    engine: str,
+    memory: int | None,
+    rounds: int,
 ) -> dict[str, Any]:
     torch.set_num_threads(threads)
     module = build_model(model, input_shape=(1, 28, 28), outputs=10)
@@ -91,21 +109,35 @@ def measure(
         asked = Channel(asked, Sketching(CountSketch(0, layout.n_parameters, SKETCH)))
     if stream:
         budget = memory or default_memory(params.device)
-        asked = Channel(asked, Streaming(asked.sizes, updates_at_once(params.nbytes, params.device, budget)))
+        asked = Channel(
+            asked, Streaming(asked.sizes, updates_at_once(params.nbytes, params.device, budget))
+        )
     times: list[tuple[float, float]] = []
     for number in range(1, rounds + 2):
         start = perf_counter(), cpu_time()
         spec = LocalTraining(batch_size=10, lr=0.05)
-        params = params + mean(asked.train(asked.ids, params[None], [0] * clients, Round(number, spec)))
+        params = params + mean(
+            asked.train(asked.ids, params[None], [0] * clients, Round(number, spec))
+        )
         times.append((perf_counter() - start[0], cpu_time() - start[1]))
     unit = 1 if sys.platform == "darwin" else 1024
     (first, _), *others = times  # the first gathers the data and may measure engines
     seconds, cpu_seconds = (median(each) for each in zip(*others, strict=True))
     return {
-        **{"model": model, "stream": stream, "clients": clients, "threads": threads, "engine": simulated.engine},
+        **{
+            "model": model,
+            "stream": stream,
+            "clients": clients,
+            "threads": threads,
+            "engine": simulated.engine,
+        },
         **{"first_round": first, "seconds": seconds, "cpu_seconds": cpu_seconds},
-        **{"update_bytes": clients * params.nbytes, "samples_per_second": clients * EXAMPLES / seconds},
-        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit + memory_of_workers(),
+        **{
+            "update_bytes": clients * params.nbytes,
+            "samples_per_second": clients * EXAMPLES / seconds,
+        },
+        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        + memory_of_workers(),
     }
 
 
@@ -120,34 +152,61 @@ def shown(rows: list[dict[str, Any]], title: str) -> Table:
     for column in ("clients", "threads", "engine", "stream", *times, "updates, GB", "peak, GB"):
         table.add_column(column, justify="left" if column in ("engine", "stream") else "right")
     for row in rows:
-        counts = f"{row['clients']:,}", str(row["threads"]), row["engine"], "yes" if row["stream"] else "no"
-        each = (f"{1e6 * row[seconds] / row['clients']:,.0f}" for seconds in ("seconds", "cpu_seconds"))
-        times = f"{row['first_round']:.2f}", f"{row['seconds']:.3f}", *each, f"{row['samples_per_second']:,.0f}"
-        table.add_row(*counts, *times, f"{row['update_bytes'] / 1e9:.2f}", f"{row['peak_bytes'] / 1e9:.2f}")
+        counts = (
+            f"{row['clients']:,}",
+            str(row["threads"]),
+            row["engine"],
+            "yes" if row["stream"] else "no",
+        )
+        each = (
+            f"{1e6 * row[seconds] / row['clients']:,.0f}" for seconds in ("seconds", "cpu_seconds")
+        )
+        times = (
+            f"{row['first_round']:.2f}",
+            f"{row['seconds']:.3f}",
+            *each,
+            f"{row['samples_per_second']:,.0f}",
+        )
+        table.add_row(
+            *counts, *times, f"{row['update_bytes'] / 1e9:.2f}", f"{row['peak_bytes'] / 1e9:.2f}"
+        )
     return table
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--clients", nargs="*", type=int, default=CLIENTS)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="at most")
     parser.add_argument("--engine", default="auto")
     parser.add_argument("--memory", type=memory_bytes, help="such as 4GB")
     parser.add_argument("--rounds", type=int, default=3, help="the tables have the median")
     parser.add_argument("--large", default="mlp", help="the model of the second table")
-    parser.add_argument("--large-clients", type=int, default=CLIENTS_OF_LARGE, help="0: no second table")
+    parser.add_argument(
+        "--large-clients", type=int, default=CLIENTS_OF_LARGE, help="0: no second table"
+    )
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     threads, fixed = arguments.threads, (arguments.engine, arguments.memory, arguments.rounds)
     fewer = [2**k for k in range(threads.bit_length()) if 2**k < threads]
-    cases = [(clients, threads) for clients in arguments.clients] + [(CLIENTS_FOR_THREADS, some) for some in fewer]
+    cases = [(clients, threads) for clients in arguments.clients] + [
+        (CLIENTS_FOR_THREADS, some) for some in fewer
+    ]
     small = [in_a_process("mclr", False, *case, *fixed) for case in cases]
     if small:
-        Console(width=WIDTH).print(shown(small, f"a round of mclr, {EXAMPLES} examples for each client"))
+        Console(width=WIDTH).print(
+            shown(small, f"a round of mclr, {EXAMPLES} examples for each client")
+        )
     streams = (False, True) if arguments.large_clients else ()
-    large = [in_a_process(arguments.large, stream, arguments.large_clients, threads, *fixed) for stream in streams]
+    large = [
+        in_a_process(arguments.large, stream, arguments.large_clients, threads, *fixed)
+        for stream in streams
+    ]
     if large:
-        Console(width=WIDTH).print(shown(large, f"a round of {arguments.large}, compared by {SKETCH} numbers"))
+        Console(width=WIDTH).print(
+            shown(large, f"a round of {arguments.large}, compared by {SKETCH} numbers")
+        )
     if arguments.json:
         arguments.json.write_text(json.dumps([*small, *large], indent=2) + "\n")
 

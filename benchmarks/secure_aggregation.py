@@ -36,14 +36,24 @@ from fedclade.flower.wire import Content
 
 CLIENTS, ROUNDS = (6, 10, 20), 4
 EXAMPLES = 20
-COLUMNS = ("clients", "", "server, s", "a client, s", "down to a client, MB", "up from a client, MB")
+COLUMNS = (
+    "clients",
+    "",
+    "server, s",
+    "a client, s",
+    "down to a client, MB",
+    "up from a client, MB",
+)
 
 
 def data(context: Context) -> fedclade.Federation:
     number = int(context.node_config["partition-id"])
     draw = torch.Generator().manual_seed(number)
     x, y = torch.randn(2 * EXAMPLES, 1, 28, 28, generator=draw), torch.arange(2 * EXAMPLES) % 10
-    train, test = TensorDataset(x[:EXAMPLES], y[:EXAMPLES]), TensorDataset(x[EXAMPLES:], y[EXAMPLES:])
+    train, test = (
+        TensorDataset(x[:EXAMPLES], y[:EXAMPLES]),
+        TensorDataset(x[EXAMPLES:], y[EXAMPLES:]),
+    )
     return one_client(train, test, labels=10, name=f"c{number}", key=number)
 
 
@@ -113,7 +123,10 @@ def measure(clients: int, rounds: int, secure: bool, drop: bool) -> dict[str, An
         evaluate_every=rounds + 2,
         on_round=note,
     )
-    each = [[now - was for now, was in zip(*pair, strict=True)] for pair in zip(seen[1:-1], seen, strict=False)]
+    each = [
+        [now - was for now, was in zip(*pair, strict=True)]
+        for pair in zip(seen[1:-1], seen, strict=False)
+    ]
     server, inside, down, up = (median(column) for column in zip(*each, strict=True))
     return {
         **{"clients": clients, "secure": secure, "drop": drop, "server": server},
@@ -133,7 +146,9 @@ def row(found: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--clients", nargs="+", type=int, default=list(CLIENTS))
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--json", type=Path, help="write the figures to this file")

@@ -55,13 +55,26 @@ def some(length: int) -> bytes:
     return secrets.token_bytes(length)
 
 
-def sizes_of(stages: Mapping[str, tuple[dict[str, Any], dict[str, Any]]], masked_bytes: int) -> Bytes:
+def sizes_of(
+    stages: Mapping[str, tuple[dict[str, Any], dict[str, Any]]], masked_bytes: int
+) -> Bytes:
     """Return the bytes of a sum's messages, given the values of each question and its answer."""
     down = up = 0
     for stage, (asked, answered) in stages.items():
-        of_all = {"what": stage, "instance": secrets.token_hex(16), "layout": "l" * 32, "run": "r" * 32}
-        vectors = {"model": wire.raw(some(4 * ENTRIES), "float32", ENTRIES)} if stage == "masked" else {}
-        masked = {"masked": wire.raw(some(masked_bytes), "uint8", masked_bytes)} if stage == "masked" else {}
+        of_all = {
+            "what": stage,
+            "instance": secrets.token_hex(16),
+            "layout": "l" * 32,
+            "run": "r" * 32,
+        }
+        vectors = (
+            {"model": wire.raw(some(4 * ENTRIES), "float32", ENTRIES)} if stage == "masked" else {}
+        )
+        masked = (
+            {"masked": wire.raw(some(masked_bytes), "uint8", masked_bytes)}
+            if stage == "masked"
+            else {}
+        )
         question, nonce = with_nonce(wire.record({**of_all, **asked}, vectors))
         signed = {"nonce": nonce, "key": "k" * 64, "lasts": True, "signature": "s" * 128}
         answer = wire.record({"instance": of_all["instance"], **answered}, masked)
@@ -78,7 +91,11 @@ def length_of(content: RecordDict) -> int:
 def training() -> dict[str, Any]:
     """Return what a training is told."""
     query = UpdateQuery(
-        kind="train", ids=range(2), models=torch.zeros(1, 1), assignment=[0, 0], round=Round(12, LocalTraining(lr=0.1))
+        kind="train",
+        ids=range(2),
+        models=torch.zeros(1, 1),
+        assignment=[0, 0],
+        round=Round(12, LocalTraining(lr=0.1)),
     )
     return {**training_values(query, None), "signs": False}
 
@@ -94,7 +111,13 @@ def now(clients: int, colluders: int) -> Bytes:
     graph = Graph.of(clients, colluders, near)
     holders, members = graph.holders or clients - 1, range(clients)
     terms = Terms(
-        **{"instance": "i" * 32, "clients": clients, "colluders": colluders, "neighbours": near, "norm": 8.0},
+        **{
+            "instance": "i" * 32,
+            "clients": clients,
+            "colluders": colluders,
+            "neighbours": near,
+            "norm": 8.0,
+        },
         **{
             "norm_of_buffers": 8.0,
             "weight": 600,
@@ -117,11 +140,23 @@ def now(clients: int, colluders: int) -> Bytes:
     del everybody["commitments"]  # which only the server gets, with the shares
     own = {} if graph.holders else {"promises": [*promises, some(2 * HASH)]}
     shares = [some(SEED_SHARE) for _ in range(holders + (graph.holders == 0))]
-    signed = {"digests": [some(HASH) for _ in range(holders)], "signatures": [some(SIGNATURE) for _ in range(holders)]}
-    agreed = {"clients": list(range(agreeing)), "signatures": [some(SIGNATURE) for _ in range(agreeing)]}
+    signed = {
+        "digests": [some(HASH) for _ in range(holders)],
+        "signatures": [some(SIGNATURE) for _ in range(holders)],
+    }
+    agreed = {
+        "clients": list(range(agreeing)),
+        "signatures": [some(SIGNATURE) for _ in range(agreeing)],
+    }
     stages = {
-        "keys": ({"client": 7, "terms": terms.text}, {**advert(), "min_honest": 3, "has_peers": True}),
-        "shares": (everybody, {"clients": list(range(holders)), **dealt, **own, "commitment": some(HASH)}),
+        "keys": (
+            {"client": 7, "terms": terms.text},
+            {**advert(), "min_honest": 3, "has_peers": True},
+        ),
+        "shares": (
+            everybody,
+            {"clients": list(range(holders)), **dealt, **own, "commitment": some(HASH)},
+        ),
         "masked": (
             {**training(), "dealt": bits, "sources": list(range(holders)), **dealt},
             {**replied(), "signature": some(SIGNATURE)},
@@ -135,20 +170,32 @@ def now(clients: int, colluders: int) -> Bytes:
 def before(clients: int, colluders: int) -> Bytes:
     """Return the bytes of the protocol before, with as many neighbours."""
     near = fewest_holders(clients, colluders) if clients > 64 else clients - 1
-    plain = len(encrypt(generate_shared_key(*some_keys()), some(8 + 8 + 8 + SEED_SHARE + KEY_SHARE)))
+    plain = len(
+        encrypt(generate_shared_key(*some_keys()), some(8 + 8 + 8 + SEED_SHARE + KEY_SHARE))
+    )
     shown = near + 1
     adverts = {
         **{"clients": list(range(shown)), "signers": ["s" * 64] * shown},
         **{f"{name}s": [some(length) for _ in range(shown)] for name, length in lengths().items()},
     }
-    dealt = {"ciphertexts": [some(plain) for _ in range(near)], "promises": [some(2 * HASH) for _ in range(near)]}
+    dealt = {
+        "ciphertexts": [some(plain) for _ in range(near)],
+        "promises": [some(2 * HASH) for _ in range(near)],
+    }
     terms = '{"clients": 1000, "clip": 8.0, "instance": "' + "i" * 250 + '"}'
     stages = {
         "keys": ({"client": 7, "terms": terms}, advert()),
         "shares": (adverts, {"clients": list(range(near)), **dealt}),
         "masked": (
             {**training(), "sources": list(range(near)), **dealt},
-            {**replied(), "size": 600, "loss": 0.5, "norm": 0.5, "norm_of_buffers": 0.0, "clipped": 0},
+            {
+                **replied(),
+                "size": 600,
+                "loss": 0.5,
+                "norm": 0.5,
+                "norm_of_buffers": 0.0,
+                "clipped": 0,
+            },
         ),
         "unmask": (
             {"active": list(range(shown)), "dead": list[int]()},
@@ -182,7 +229,9 @@ def main() -> None:
     """Print a table."""
     LocalGrid({})  # messages note their sender, which a grid tells Flower
     print(f"{ENTRIES:,} entries; bytes of a client and sum\n")
-    print("| n | c | bytes before | received bytes | sent bytes | in addition to vectors | percent of before |")
+    print(
+        "| n | c | bytes before | received bytes | sent bytes | in addition to vectors | percent of before |"
+    )
     print("|--:|--:|--:|--:|--:|--:|--:|")
     for clients, colluders in SETTINGS:
         was, found = before(clients, colluders), now(clients, colluders)

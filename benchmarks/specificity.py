@@ -65,9 +65,13 @@ def table(title: str, rows: Mapping[int, Sequence[str]], columns: Sequence[str])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--examples", nargs="+", type=int, choices=EPS2, default=list(EPS2), help="of each client")
+    parser.add_argument(
+        "--examples", nargs="+", type=int, choices=EPS2, default=list(EPS2), help="of each client"
+    )
     parser.add_argument("--seeds", type=int, default=3)
     arguments = parser.parse_args()
     accuracies: dict[int, list[str]] = {}

@@ -28,7 +28,9 @@ def near_stationary(run: Run, level: float) -> list[tuple[bool, list[dict[str, A
     truth = {row["client"]: row["true_cluster"] for row in run.client_rows}
     found: list[tuple[bool, list[dict[str, Any]]]] = []
     for node in run.tree.nodes:
-        rows = [row for row in run.cluster_rows if row["node"] == node.id and row["mean_norm"] < level]
+        rows = [
+            row for row in run.cluster_rows if row["node"] == node.id and row["mean_norm"] < level
+        ]
         if rows:
             found.append((len({truth[client] for client in node.members}) > 1, rows))
     return found
@@ -39,7 +41,9 @@ def seeded(config: Config, seed: int) -> Config:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("config")
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--seeds", type=int, default=3)
@@ -52,22 +56,39 @@ def main() -> None:
         runs.append(this.run(this.federation(arguments.data_dir)))
         clusters = runs[-1].summary["clusters"]
         splits = [event["round"] for event in runs[-1].events if event["kind"] == "split"]
-        print(f"seed {seed}: sizes {clusters['sizes']}, ARI {clusters['ari']:.2f}, splits in rounds {splits}")
+        print(
+            f"seed {seed}: sizes {clusters['sizes']}, ARI {clusters['ari']:.2f}, splits in rounds {splits}"
+        )
 
     table = Table(title=f"{arguments.config}, seeds 0 to {arguments.seeds - 1}")
-    for column in ("mean norm below", "mixed: max norm at least", "pure: max norm at first at most"):
+    for column in (
+        "mean norm below",
+        "mixed: max norm at least",
+        "pure: max norm at first at most",
+    ):
         table.add_column(column, justify="right")
     for level in LEVELS:
         clusters = [cluster for run in runs for cluster in near_stationary(run, level)]
         mixed = [min(row["max_norm"] for row in rows) for is_mixed, rows in clusters if is_mixed]
         pure = [rows[0]["max_norm"] for is_mixed, rows in clusters if not is_mixed]
-        table.add_row(f"{level:.2f}", f"{min(mixed):.2f}" if mixed else "–", f"{max(pure):.2f}" if pure else "–")
+        table.add_row(
+            f"{level:.2f}",
+            f"{min(mixed):.2f}" if mixed else "–",
+            f"{max(pure):.2f}" if pure else "–",
+        )
     Console().print(table)
     for which in (True, False):
-        clusters = [rows for run in runs for is_mixed, rows in near_stationary(run, LEVELS[0]) if is_mixed is which]
+        clusters = [
+            rows
+            for run in runs
+            for is_mixed, rows in near_stationary(run, LEVELS[0])
+            if is_mixed is which
+        ]
         bounds = [row["gamma_bound"] for rows in clusters for row in rows]
         name = "mixed" if which else "pure"
-        print(f"γ bound of {name} clusters at a mean norm below {LEVELS[0]}: {min(bounds):.2f} to {max(bounds):.2f}")
+        print(
+            f"γ bound of {name} clusters at a mean norm below {LEVELS[0]}: {min(bounds):.2f} to {max(bounds):.2f}"
+        )
 
 
 if __name__ == "__main__":

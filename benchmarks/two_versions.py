@@ -34,7 +34,13 @@ from fedclade.models import build_model
 from fedclade.training import SimulatedClients
 
 CLIENTS, EXAMPLES, LABELS = 20, 100, 10
-MODELS = {"mclr": (1, 28, 28), "mlp": (1, 28, 28), "cnn": (1, 28, 28), "lenet": (1, 28, 28), "cifar_cnn": (3, 32, 32)}
+MODELS = {
+    "mclr": (1, 28, 28),
+    "mlp": (1, 28, 28),
+    "cnn": (1, 28, 28),
+    "lenet": (1, 28, 28),
+    "cifar_cnn": (3, 32, 32),
+}
 HERE = Path(__file__).resolve().parent.parent / "src"
 
 
@@ -64,7 +70,10 @@ def measure(name: str, device: str, rounds: int) -> dict[str, float]:
         clients.evaluate(ids, models, rows, "test")
 
     speeds: dict[str, float] = {"making": making}
-    examples = {"train": sum(clients.sizes.values()), "evaluate": sum(len(c.test) for c in clients_data.clients)}
+    examples = {
+        "train": sum(clients.sizes.values()),
+        "evaluate": sum(len(c.test) for c in clients_data.clients),
+    }
     for what, act in (("train", train), ("evaluate", evaluate)):
         act(1)  # chooses the engine, and fills the caches
         best = float("inf")
@@ -87,7 +96,16 @@ def wait(device: str) -> None:
 def run_version(source: Path, device: str, rounds: int) -> dict[str, dict[str, float]]:
     """Measure all models in a process that imports one version."""
     environment = {**os.environ, "PYTHONPATH": str(source)}
-    command = [sys.executable, __file__, str(source), "--measure", "--device", device, "--rounds", str(rounds)]
+    command = [
+        sys.executable,
+        __file__,
+        str(source),
+        "--measure",
+        "--device",
+        device,
+        "--rounds",
+        str(rounds),
+    ]
     done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -104,10 +122,19 @@ def best_of(turns: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, flo
     return best
 
 
-def table_of(other: Mapping[str, Mapping[str, float]], this: Mapping[str, Mapping[str, float]], machine: str) -> Table:
+def table_of(
+    other: Mapping[str, Mapping[str, float]], this: Mapping[str, Mapping[str, float]], machine: str
+) -> Table:
     """Return the table of both versions."""
     table = Table(title=f"examples/s, other version → this one, {machine}")
-    for column in ("model", "training", "ratio", "evaluation", "ratio", "making the clients, CPU ms"):
+    for column in (
+        "model",
+        "training",
+        "ratio",
+        "evaluation",
+        "ratio",
+        "making the clients, CPU ms",
+    ):
         table.add_column(column, justify="left" if column == "model" else "right")
     for name in MODELS:
         before, after = other[name], this[name]
@@ -124,26 +151,38 @@ def table_of(other: Mapping[str, Mapping[str, float]], this: Mapping[str, Mappin
 
 def main() -> None:
     """Measure one version, or both by turns."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("other", type=Path, help="the folder src of another version")
     parser.add_argument("--turns", type=int, default=3, help="of each version")
     parser.add_argument("--rounds", type=int, default=8, help="that are timed in each turn")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--json", type=Path, help="write the figures to this file")
-    parser.add_argument("--measure", action="store_true", help="measure the version on the path, and print JSON")
+    parser.add_argument(
+        "--measure", action="store_true", help="measure the version on the path, and print JSON"
+    )
     arguments = parser.parse_args()
     if arguments.measure:
-        print(json.dumps({name: measure(name, arguments.device, arguments.rounds) for name in MODELS}))
+        print(
+            json.dumps({name: measure(name, arguments.device, arguments.rounds) for name in MODELS})
+        )
         return
     others, these = [], []
     for _ in range(arguments.turns):
         others.append(run_version(arguments.other.resolve(), arguments.device, arguments.rounds))
         these.append(run_version(HERE, arguments.device, arguments.rounds))
     other, this = best_of(others), best_of(these)
-    machine = torch.cuda.get_device_name() if arguments.device == "cuda" else f"{torch.get_num_threads()} threads"
+    machine = (
+        torch.cuda.get_device_name()
+        if arguments.device == "cuda"
+        else f"{torch.get_num_threads()} threads"
+    )
     Console(width=120).print(table_of(other, this, f"{machine}, torch {torch.__version__}"))
     if arguments.json is not None:
-        arguments.json.write_text(json.dumps({"machine": machine, "other": other, "this": this}, indent=1) + "\n")
+        arguments.json.write_text(
+            json.dumps({"machine": machine, "other": other, "this": this}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

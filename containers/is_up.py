@@ -5,4 +5,6 @@ import sys
 import urllib.request
 
 address, authority = sys.argv[1:]
-urllib.request.urlopen(address, context=ssl.create_default_context(cafile=authority), timeout=5).close()
+urllib.request.urlopen(
+    address, context=ssl.create_default_context(cafile=authority), timeout=5
+).close()

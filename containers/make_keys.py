@@ -13,7 +13,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, os.environ.get("APP", "/app"))  # the example of a federation, which makes them too
+sys.path.insert(
+    0, os.environ.get("APP", "/app")
+)  # the example of a federation, which makes them too
 
 from credentials import make_certificates, make_node_key, write_private
 
@@ -21,8 +23,12 @@ from credentials import make_certificates, make_node_key, write_private
 def main() -> None:
     """Write the keys below the folder of all volumes."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, required=True, help="with the volume of each service by name")
-    parser.add_argument("--server", required=True, nargs="+", help="the names under which the server is reached")
+    parser.add_argument(
+        "--folder", type=Path, required=True, help="with the volume of each service by name"
+    )
+    parser.add_argument(
+        "--server", required=True, nargs="+", help="the names under which the server is reached"
+    )
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--owner", type=int, help="number of the user that the services run as")
     arguments = parser.parse_args()
@@ -43,7 +49,10 @@ def main() -> None:
         for node in nodes:
             public = make_node_key(folder / node / "node.key")
             shutil.copy(public, folder / "operator" / f"{node}.pub")
-        for service in ("proxy", "superlink"):  # the SuperLink's is the last file: then all is there
+        for service in (
+            "proxy",
+            "superlink",
+        ):  # the SuperLink's is the last file: then all is there
             write_private(folder / service / "server.key", (made / "server.key").read_bytes())
     if arguments.owner is not None:
         for path in (*folder.iterdir(), *folder.glob("*/*")):

@@ -10,7 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, os.environ.get("APP", "/app"))  # the example of a federation, whose command this uses
+sys.path.insert(
+    0, os.environ.get("APP", "/app")
+)  # the example of a federation, whose command this uses
 
 from flower_command import FlowerCommand
 from processes import DeploymentError
@@ -20,10 +22,14 @@ def main() -> int:
     """Register the keys, or run the app; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--superlink", required=True, metavar="HOST:PORT")
-    parser.add_argument("--folder", type=Path, required=True, help="with ca.crt, and the clients' public keys *.pub")
+    parser.add_argument(
+        "--folder", type=Path, required=True, help="with ca.crt, and the clients' public keys *.pub"
+    )
     parser.add_argument("--register", action="store_true", help="let in the keys, and no more")
     parser.add_argument("--app", type=Path, help="the Flower app to run")
-    parser.add_argument("--out", default="run", help="the run folder, seen from where the SuperExec runs")
+    parser.add_argument(
+        "--out", default="run", help="the run folder, seen from where the SuperExec runs"
+    )
     arguments = parser.parse_args()
     flwr = connected(arguments.folder, arguments.superlink)
     try:
@@ -33,7 +39,10 @@ def main() -> int:
                 flwr.register(key)
             print(f"{len(keys)} keys are let in")
             return 0
-        run = flwr.submit(arguments.app, {"network.out": arguments.out, **settings(os.environ.get("RUN_CONFIG", ""))})
+        run = flwr.submit(
+            arguments.app,
+            {"network.out": arguments.out, **settings(os.environ.get("RUN_CONFIG", ""))},
+        )
         flwr.follow(run)
         status = flwr.status(run)
     except DeploymentError as error:

@@ -45,18 +45,32 @@ def main() -> None:
         report(folder, "rcfl")
         report(folder, *METHODS, "--out", "all.html")
         browser = playwright.chromium.launch(executable_path=chrome, args=["--no-sandbox"])
-        of_cfl = {"scores": "scores", "tree": "tree", "similarity": "similarity", "clients": "clients"}
+        of_cfl = {
+            "scores": "scores",
+            "tree": "tree",
+            "similarity": "similarity",
+            "clients": "clients",
+        }
         photograph(browser, Path(folder) / "cfl" / "report.html", of_cfl)
-        photograph_head(browser, Path(folder) / "cfl" / "report.html", last_section="tree", name="report")
+        photograph_head(
+            browser, Path(folder) / "cfl" / "report.html", last_section="tree", name="report"
+        )
         photograph(browser, Path(folder) / "rcfl" / "report.html", {"checks": "checks"})
-        photograph(browser, Path(folder) / "all.html", {"overview": "comparison", "scores": "comparison-scores"})
+        photograph(
+            browser,
+            Path(folder) / "all.html",
+            {"overview": "comparison", "scores": "comparison-scores"},
+        )
         browser.close()
 
 
 def report(folder: str, *arguments: str) -> None:
     """Write a page by the command line, in a folder."""
     subprocess.run(
-        [sys.executable, "-m", "fedclade", "report", *arguments], cwd=folder, check=True, capture_output=True
+        [sys.executable, "-m", "fedclade", "report", *arguments],
+        cwd=folder,
+        check=True,
+        capture_output=True,
     )
 
 

@@ -33,7 +33,10 @@ ROOMS = {
         room: f"reference/{room}.md"
         for room in ("algorithms", "channel", "clustering", "core", "data", "flower", "models")
     },
-    **{room: f"reference/{room}.md" for room in ("report", "runs", "sweeps", "tasks", "trackers", "training")},
+    **{
+        room: f"reference/{room}.md"
+        for room in ("report", "runs", "sweeps", "tasks", "trackers", "training")
+    },
     "cli": "reference/cli-api.md",
     "config": "reference/config-api.md",
 }
@@ -43,7 +46,12 @@ ROOMS = {
 def pages() -> Mapping[str, Callable[[], str]]:
     """Return what writes each generated page of the reference, by where the page is."""
     rooms = {page: (lambda room=room: room_page(room)) for room, page in ROOMS.items()}
-    return {**rooms, "reference/index.md": names_page, "reference/cli.md": cli_page, "reference/config.md": config_page}
+    return {
+        **rooms,
+        "reference/index.md": names_page,
+        "reference/cli.md": cli_page,
+        "reference/config.md": config_page,
+    }
 
 
 @cache
@@ -78,7 +86,11 @@ def names_page() -> str:
     for name in fedclade.__all__:
         value = getattr(fedclade, name)
         place = documented.get(_package()[name].canonical_path)
-        says = (inspect.getdoc(value) or "").split("\n\n")[0] if name != "__version__" else "The version, a string."
+        says = (
+            (inspect.getdoc(value) or "").split("\n\n")[0]
+            if name != "__version__"
+            else "The version, a string."
+        )
         shown = f"`{name}`" if place is None else f"[`{name}`][{place}]"
         first = linked(" ".join(says.split())).replace("|", "\\|")
         lines[-1] += f'\n| <a id="fedclade.{name}"></a>{shown} | {first} |'
@@ -117,7 +129,9 @@ def _commands(group: click.Group, path: str) -> Iterator[str]:
         pieces = " ".join(command.collect_usage_pieces(click.Context(command, info_name=full)))
         yield f"## {full}\n\n```\n{full} {pieces}\n```"
         yield from map(_paragraph, inspect.cleandoc(command.help or "").split("\n\n"))
-        if rows := [_row(parameter) for parameter in command.params if isinstance(parameter, click.Option)]:
+        if rows := [
+            _row(parameter) for parameter in command.params if isinstance(parameter, click.Option)
+        ]:
             yield "| option | default | description |\n| :-- | :-- | :-- |\n" + "\n".join(rows)
 
 
@@ -160,15 +174,28 @@ def config_page() -> str:
     of_run = parameters(RunSettings)
     privacy = {
         "permute": of_run["permute"],
-        "model": ("`'local'`", "Where noise is added: by clients, `local`, or on sums, `central`, in a simulation."),
-        "level": ("`'client'`", "Whom noise protects: a `client` with its data, or each `example` of it, by DP-SGD."),
+        "model": (
+            "`'local'`",
+            "Where noise is added: by clients, `local`, or on sums, `central`, in a simulation.",
+        ),
+        "level": (
+            "`'client'`",
+            "Whom noise protects: a `client` with its data, or each `example` of it, by DP-SGD.",
+        ),
         **parameters(CentralPrivacy),
         "min_cluster_size": of_run["min_cluster_size"],
     }
-    parts = {"name": ("'mlp'", "Of the model, or `module:factory`; its options are keys, too."), **parameters(Parts)}
+    parts = {
+        "name": ("'mlp'", "Of the model, or `module:factory`; its options are keys, too."),
+        **parameters(Parts),
+    }
     sections = [
         ("Above the sections", "", top),
-        ("[data]", "A data set by name, shared out; options of source, partition and shift are keys, too.", data),
+        (
+            "[data]",
+            "A data set by name, shared out; options of source, partition and shift are keys, too.",
+            data,
+        ),
         ("[data] with files", "See [your own data](../own-data.md).", parameters(FilesSettings)),
         ("[model]", "", parts),
         ("[local]", "", parameters(LocalTraining)),
@@ -182,13 +209,16 @@ def config_page() -> str:
         ("[presence]", "", _only(parameters(Churn), "trace", "round_seconds", "trace_period")),
     ]
     of_algorithms = [
-        (f"[algorithm] {name}", entry.summary, parameters(entry.algorithm)) for name, entry in ALGORITHMS.items()
+        (f"[algorithm] {name}", entry.summary, parameters(entry.algorithm))
+        for name, entry in ALGORITHMS.items()
     ]
     head = (
         "# Config keys\n\nA config is a TOML file of these. `--set section.key=value` sets any of them; "
         "`fedclade validate` checks them. `[target]` names metrics and what to reach."
     )
-    return "\n\n".join([head, *(_section(*section) for section in (*sections, *of_algorithms))]) + "\n"
+    return (
+        "\n\n".join([head, *(_section(*section) for section in (*sections, *of_algorithms))]) + "\n"
+    )
 
 
 def _top_keys() -> set[str]:
@@ -204,8 +234,16 @@ def _only(found: Mapping[str, tuple[str, str]], *names: str) -> dict[str, tuple[
 
 
 def _section(title: str, about: str, keys: Mapping[str, tuple[str, str]]) -> str:
-    rows = [f"| `{name}` | {default} | {what} |" for name, (default, what) in keys.items() if name not in TRUTH]
-    table = "| key | default | description |\n| :-- | :-- | :-- |\n" + "\n".join(rows) if rows else "No options."
+    rows = [
+        f"| `{name}` | {default} | {what} |"
+        for name, (default, what) in keys.items()
+        if name not in TRUTH
+    ]
+    table = (
+        "| key | default | description |\n| :-- | :-- | :-- |\n" + "\n".join(rows)
+        if rows
+        else "No options."
+    )
     return "\n\n".join(part for part in (f"## {title}", about, table) if part)
 
 
@@ -231,7 +269,13 @@ def _default(of: Callable[..., Any], name: str) -> str:
     if found is MISSING or found is inspect.Parameter.empty:
         return ""
     shown = {None: "–", True: "`true`", False: "`false`"}
-    return shown[found] if found is None or isinstance(found, bool) else f"`{found!r}`" if found != () else "`[]`"
+    return (
+        shown[found]
+        if found is None or isinstance(found, bool)
+        else f"`{found!r}`"
+        if found != ()
+        else "`[]`"
+    )
 
 
 def with_file(name: str, text: str) -> str:
@@ -241,7 +285,11 @@ def with_file(name: str, text: str) -> str:
     path = Path(inspect.getsourcefile(kind) or "").resolve()
     head, _, rest = text.partition("\n## ")
     source, place = path.read_text(encoding="utf-8"), path.relative_to(ROOT.resolve())
-    cites = f'??? quote "BibTeX"\n\n    ```bibtex\n{_indented(cite_name(name))}\n    ```\n' if method.citations else ""
+    cites = (
+        f'??? quote "BibTeX"\n\n    ```bibtex\n{_indented(cite_name(name))}\n    ```\n'
+        if method.citations
+        else ""
+    )
     documented = _documented().get(f"{kind.__module__}.{kind.__qualname__}")
     in_python = f"`{kind.__name__}`" if documented is None else f"[`{kind.__name__}`][{documented}]"
     options = f"[All its options](../reference/config.md#algorithm-{name}), and {in_python}."

@@ -27,7 +27,14 @@ SCRIPT = re.compile(r"<script\b([^>]*)>(.*?)</script>", re.DOTALL)
 PLOTLY = "assets/plotly.min.js"
 """What the figures of notebooks need, where these are executed."""
 
-LANGUAGES = {".py": "python", ".toml": "toml", ".sh": "bash", ".yml": "yaml", ".yaml": "yaml", ".json": "json"}
+LANGUAGES = {
+    ".py": "python",
+    ".toml": "toml",
+    ".sh": "bash",
+    ".yml": "yaml",
+    ".yaml": "yaml",
+    ".json": "json",
+}
 PLAIN = ("", ".txt", ".bib", ".in", ".cff", ".conf", ".example")
 LARGEST = 100_000
 """Bytes of a file that is shown whole."""
@@ -50,7 +57,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for page, write in made().items():
         files.append(File.generated(config, page, content=write()))
     wanted = [
-        target for file in files.documentation_pages() if file.src_uri.endswith(".md") for target in _outside(file)
+        target
+        for file in files.documentation_pages()
+        if file.src_uri.endswith(".md")
+        for target in _outside(file)
     ]
     there = set[str]()
     while wanted:
@@ -70,7 +80,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if posixpath.dirname(uri) == "methods" and name != "index":
         markdown = generated.with_file(name, markdown)
         page.meta["hide"] = ["navigation", "toc"]
-    return markdown if uri.startswith("source/") else LINK.sub(lambda link: _led(link, uri), markdown)
+    return (
+        markdown if uri.startswith("source/") else LINK.sub(lambda link: _led(link, uri), markdown)
+    )
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -83,7 +95,9 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
         about, text = script.groups()
         if "cdn.plot.ly" in script[0]:
             return f'<script src="{plotly}"></script>'
-        outside = re.search(r'src="(https?:|")|mathjax', about) or re.search(r"""import\s*\(?["']https?:""", text)
+        outside = re.search(r'src="(https?:|")|mathjax', about) or re.search(
+            r"""import\s*\(?["']https?:""", text
+        )
         return "" if outside else script[0]
 
     return SCRIPT.sub(kept, html)
@@ -101,7 +115,11 @@ def source_page(path: str) -> str | None:
     if place.is_dir():
         here = posixpath.dirname(page_of(path))
         listed = [(child, posixpath.relpath(page_of(child), here)) for child in _children(path)]
-        return head + "\n".join(f"- [{posixpath.relpath(child, path)}]({link})" for child, link in listed) + "\n"
+        return (
+            head
+            + "\n".join(f"- [{posixpath.relpath(child, path)}]({link})" for child, link in listed)
+            + "\n"
+        )
     if not place.is_file():
         return None
     text = place.read_text(encoding="utf-8")
@@ -114,7 +132,9 @@ def _children(path: str) -> Iterator[str]:
     """Yield the files that a folder's page lists."""
     place = ROOT / path
     for child in sorted(place.iterdir()) if place.is_dir() else ():
-        shown = child.suffix in (*LANGUAGES, *PLAIN, ".md") and not child.name.startswith((".", "__pycache__"))
+        shown = child.suffix in (*LANGUAGES, *PLAIN, ".md") and not child.name.startswith(
+            (".", "__pycache__")
+        )
         if child.is_file() and shown:
             yield f"{path}/{child.name}"
 

@@ -51,7 +51,9 @@ def main() -> None:
             path.write_text(written[path], encoding="utf-8")
         print(path.relative_to(ROOT))
     if "--check" in sys.argv[1:] and stale:
-        raise SystemExit("these differ from the methods' records; write them with: python docs/method_lists.py")
+        raise SystemExit(
+            "these differ from the methods' records; write them with: python docs/method_lists.py"
+        )
 
 
 def list_files() -> list[Path]:
@@ -82,7 +84,9 @@ def written_list(path: Path) -> str:
         lines = readme_table()
     else:
         lines = family_table()
-    blank = "\n" if path.suffix == ".md" else ""  # or Markdown takes the comment for a part of the table
+    blank = (
+        "\n" if path.suffix == ".md" else ""
+    )  # or Markdown takes the comment for a part of the table
     body = blank + "".join(f"{line}\n" for line in lines) + blank
     return text[: found.start("list")] + body + text[found.start("end") :]
 
@@ -96,7 +100,9 @@ def by_family(methods: Iterable[Method]) -> list[Method]:
 def family_of(method: Method) -> Family:
     """Return the family of a method of fedclade, whose record has to name it."""
     if method.family is None:
-        raise SystemExit(f"the record of {method.name} has no family: one of {', '.join(get_args(Family))}")
+        raise SystemExit(
+            f"the record of {method.name} has no family: one of {', '.join(get_args(Family))}"
+        )
     return method.family
 
 
@@ -108,7 +114,9 @@ def readme_table() -> list[str]:
         if not papers and "fedclade" in method.citations:
             papers = "ours"
         limit = "; simulations only" if method.algorithm.simulated else ""
-        rows.append(f"| [`{method.name}`](docs/{method.page}) | {papers} | {method.description}{limit} |")
+        rows.append(
+            f"| [`{method.name}`](docs/{method.page}) | {papers} | {method.description}{limit} |"
+        )
     return rows
 
 
@@ -141,7 +149,11 @@ def scenario_lines(path: Path, rest: str, clusters: int | None) -> list[str]:
     for method in METHODS:
         belongs = is_compared(method, name) and method.name not in own
         if belongs and (knows_clusters(data) or not needs_truth(method)):
-            given = {method.clusters_as: clusters} if method.clusters_as and clusters is not None else {}
+            given = (
+                {method.clusters_as: clusters}
+                if method.clusters_as and clusters is not None
+                else {}
+            )
             lines.append(f"{method.name} = {inline_table({**given, **method.options})}")
     return lines
 

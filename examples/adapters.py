@@ -14,15 +14,29 @@ import fedclade
 from fedclade.report.page import write_report
 
 WHO = ["after work i", "at noon we", "on monday they", "in town people", "at night you"]
-BRITISH = ["took the lift", "rented the flat", "ate the biscuit", "drove the lorry", "bought the petrol"]
-AMERICAN = ["took the elevator", "rented the apartment", "ate the cookie", "drove the truck", "bought the gas"]
+BRITISH = [
+    "took the lift",
+    "rented the flat",
+    "ate the biscuit",
+    "drove the lorry",
+    "bought the petrol",
+]
+AMERICAN = [
+    "took the elevator",
+    "rented the apartment",
+    "ate the cookie",
+    "drove the truck",
+    "bought the gas",
+]
 WORDS = sorted({*" ".join([*WHO, *BRITISH, *AMERICAN]).split()})
 choose = random.Random(0).choice
 
 
 def sentences(done: list[str], n: int) -> tuple[Tensor, Tensor]:
     """Return n sentences about what is done, and for each word the one that follows."""
-    tokens = torch.tensor([[WORDS.index(w) for w in f"{choose(WHO)} {choose(done)}".split()] for _ in range(n)])
+    tokens = torch.tensor(
+        [[WORDS.index(w) for w in f"{choose(WHO)} {choose(done)}".split()] for _ in range(n)]
+    )
     return tokens[:, :-1], tokens[:, 1:]
 
 
@@ -31,18 +45,28 @@ class Transformer(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.words, self.place, self.out = nn.Embedding(len(WORDS), 32), nn.Embedding(5, 32), nn.Linear(32, len(WORDS))
+        self.words, self.place, self.out = (
+            nn.Embedding(len(WORDS), 32),
+            nn.Embedding(5, 32),
+            nn.Linear(32, len(WORDS)),
+        )
         self.block = nn.TransformerEncoderLayer(32, 4, 128, dropout=0.0, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits ``[n, 5, words]`` of what follows."""
         x = self.words(x) + self.place(torch.arange(5, device=x.device).expand_as(x))
-        return self.out(self.block(x, src_mask=nn.Transformer.generate_square_subsequent_mask(5, x.device)))
+        return self.out(
+            self.block(x, src_mask=nn.Transformer.generate_square_subsequent_mask(5, x.device))
+        )
 
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    model, local, task = Transformer(), fedclade.LocalTraining(epochs=2, lr=0.5), fedclade.Task(metrics=["perplexity"])
+    model, local, task = (
+        Transformer(),
+        fedclade.LocalTraining(epochs=2, lr=0.5),
+        fedclade.Task(metrics=["perplexity"]),
+    )
     adam = torch.optim.Adam(model.parameters(), lr=0.005)
     for x, y in (sentences(BRITISH + AMERICAN, 64) for _ in range(150)):  # the pretraining
         adam.zero_grad()
@@ -50,10 +74,21 @@ if __name__ == "__main__":
         adam.step()
     truth = {f"keyboard-{i}": i % 2 for i in range(12)}
     clients = {name: sentences((BRITISH, AMERICAN)[kind], 150) for name, kind in truth.items()}
-    federation = fedclade.federation(clients, "language", name="keyboards", labels=len(WORDS), true_clusters=truth)
-    lora, by_b = fedclade.LoRA(targets=("block.linear*",), rank=4), fedclade.Signature(of=("lora_B",))
+    federation = fedclade.federation(
+        clients, "language", name="keyboards", labels=len(WORDS), true_clusters=truth
+    )
+    lora, by_b = (
+        fedclade.LoRA(targets=("block.linear*",), rank=4),
+        fedclade.Signature(of=("lora_B",)),
+    )
     for name, parts in (("whole model", {}), ("adapters", {"adapter": lora, "signature": by_b})):
-        run = fedclade.simulate("rcfl", model, federation, rounds=10, local=local, task=task, **parts)
-        found, score, *sent = (run.summary[key] for key in ("clusters", "perplexity", "bytes_up", "bytes_down"))
-        print(f"{name:11}  {found['found']} clusters, perplexity {score['mean']:.2f}, {sum(sent) / 1e6:.1f} MB sent")
+        run = fedclade.simulate(
+            "rcfl", model, federation, rounds=10, local=local, task=task, **parts
+        )
+        found, score, *sent = (
+            run.summary[key] for key in ("clusters", "perplexity", "bytes_up", "bytes_down")
+        )
+        print(
+            f"{name:11}  {found['found']} clusters, perplexity {score['mean']:.2f}, {sum(sent) / 1e6:.1f} MB sent"
+        )
     print("report:", write_report(run, "adapters.html"))

@@ -48,5 +48,8 @@ if __name__ == "__main__":
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "hospitals-example")
     shutil.rmtree(folder, ignore_errors=True)  # of the last time
     config = write_hospitals(folder)
-    for command in (["run", str(config), "--out", str(folder / "run")], ["report", str(folder / "run")]):
+    for command in (
+        ["run", str(config), "--out", str(folder / "run")],
+        ["report", str(folder / "run")],
+    ):
         subprocess.run([sys.executable, "-m", "fedclade", *command], check=True)

@@ -13,7 +13,11 @@ import fedclade
 from fedclade.report.page import write_report
 
 HOURS, PAST = 24 * 28, 24
-PATTERNS = {"at work": [(7, 2.0, 1.0), (19, 3.0, 2.0)], "at home": [(12, 5.0, 1.5)], "electric car": [(2, 2.0, 3.0)]}
+PATTERNS = {
+    "at work": [(7, 2.0, 1.0), (19, 3.0, 2.0)],
+    "at home": [(12, 5.0, 1.5)],
+    "electric car": [(2, 2.0, 3.0)],
+}
 """Of each, its peaks: the hour, how long, how high in kW."""
 
 
@@ -21,7 +25,9 @@ def usage(peaks: list[tuple[int, float, float]], draw: np.random.Generator) -> n
     """Return four weeks of a home, in kW for each hour."""
     hour = np.arange(HOURS) % 24
     apart = [np.minimum(abs(hour - at), 24 - abs(hour - at)) for at, _, _ in peaks]
-    load = 0.4 + sum(high * np.exp(-((d / wide) ** 2)) for d, (_, wide, high) in zip(apart, peaks, strict=True))
+    load = 0.4 + sum(
+        high * np.exp(-((d / wide) ** 2)) for d, (_, wide, high) in zip(apart, peaks, strict=True)
+    )
     return load * draw.uniform(0.95, 1.05) + 0.1 * draw.normal(size=HOURS)
 
 
@@ -29,8 +35,12 @@ def examples(load: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the last 24 hours and the hour of the day, and the load of the hour that follows."""
     starts = np.arange(HOURS - PAST)
     hour = 2 * np.pi * (starts + PAST) / 24
-    past = load[starts[:, None] + np.arange(PAST)] + 0.5 * np.random.default_rng(0).normal(size=(len(starts), PAST))
-    return np.column_stack([past, np.sin(hour), np.cos(hour)]).astype(np.float32), load[PAST:].astype(np.float32)
+    past = load[starts[:, None] + np.arange(PAST)] + 0.5 * np.random.default_rng(0).normal(
+        size=(len(starts), PAST)
+    )
+    return np.column_stack([past, np.sin(hour), np.cos(hour)]).astype(np.float32), load[
+        PAST:
+    ].astype(np.float32)
 
 
 def households(homes: int = 60, seed: int = 0) -> fedclade.Federation:
@@ -46,12 +56,16 @@ def households(homes: int = 60, seed: int = 0) -> fedclade.Federation:
 
 def network(seed: int) -> nn.Module:
     """Return a small network."""
-    return fedclade.build_model("mlp", input_shape=(PAST + 2,), outputs=1, seed=seed, arguments={"hidden": 32})
+    return fedclade.build_model(
+        "mlp", input_shape=(PAST + 2,), outputs=1, seed=seed, arguments={"hidden": 32}
+    )
 
 
 if __name__ == "__main__":
     local, task = fedclade.LocalTraining(batch_size=32, lr=0.02), fedclade.Task(metrics=["mae"])
     for name in ("fedavg", "rcfl"):
         run = fedclade.simulate(name, network, households(), rounds=20, local=local, task=task)
-        print(f"{name:7} {run.summary['clusters']['found']} clusters, mae {run.summary['mae']['mean']:.3f} kW")
+        print(
+            f"{name:7} {run.summary['clusters']['found']} clusters, mae {run.summary['mae']['mean']:.3f} kW"
+        )
         print("report:", write_report(run, f"households-{name}.html"))

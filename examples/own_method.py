@@ -32,25 +32,47 @@ class UpdateKMeans(fedclade.Algorithm):
         """Put all clients in one cluster."""
         return State(ParameterTree.root_only(clients.ids, params))
 
-    def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:
+    def step(
+        self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round
+    ) -> tuple[State, RoundLog]:
         """Train every cluster; in round r train all clients, and split them."""
         everybody = this_round.number == self.r
-        parts = fedclade.train_clusters(state, clients.ids if everybody else cohort, clients, this_round)
+        parts = fedclade.train_clusters(
+            state, clients.ids if everybody else cohort, clients, this_round
+        )
         tree = fedclade.move_clusters(state.tree, parts)
         if not everybody:
             return State(tree), fedclade.log_of(parts)
         updates = parts[0].updates
         directions = normalize(updates.signatures.double()).cpu().numpy()
         labels = fedclade.k_means(directions, self.n_clusters, this_round.generator("k-means"))
-        clusters = [[c for c, at in zip(updates.ids, labels, strict=True) if at == label] for label in set(labels)]
-        cached = [updates.signatures_of(members) for members in clusters]  # newcomers are compared with them
-        tree = tree.split(0, clusters, params=tree.nodes[0].params, cached=cached, round_number=self.r, criteria={})
+        clusters = [
+            [c for c, at in zip(updates.ids, labels, strict=True) if at == label]
+            for label in set(labels)
+        ]
+        cached = [
+            updates.signatures_of(members) for members in clusters
+        ]  # newcomers are compared with them
+        tree = tree.split(
+            0,
+            clusters,
+            params=tree.nodes[0].params,
+            cached=cached,
+            round_number=self.r,
+            criteria={},
+        )
         return State(tree), fedclade.log_of(parts, [Grouped(0, tuple(map(len, clusters)))])
 
 
 if __name__ == "__main__":
-    federation = fedclade.load_federation("digits", clients=20, shift="label_permutation", clusters=4)
-    for algorithm in (fedclade.FedAvg(), UpdateKMeans(), fedclade.Oracle(federation.true_clusters or {})):
+    federation = fedclade.load_federation(
+        "digits", clients=20, shift="label_permutation", clusters=4
+    )
+    for algorithm in (
+        fedclade.FedAvg(),
+        UpdateKMeans(),
+        fedclade.Oracle(federation.true_clusters or {}),
+    ):
         run = fedclade.simulate(algorithm, "mlp", federation, rounds=15)
         found, accuracy = run.summary["clusters"]["found"], run.summary["accuracy"]["mean"]
         print(f"{type(algorithm).__name__:14} {found} clusters, accuracy {100 * accuracy:.1f} %")

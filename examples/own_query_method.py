@@ -70,7 +70,9 @@ class HistogramKMeans(fedclade.Algorithm):
         """Put all clients in one cluster."""
         return State(ParameterTree.root_only(clients.ids, params))
 
-    def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:
+    def step(
+        self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round
+    ) -> tuple[State, RoundLog]:
         """Cluster all clients, if that is still to be done; then train every cluster."""
         tree = state.tree
         if len(tree.nodes) == 1:

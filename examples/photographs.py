@@ -32,7 +32,11 @@ def resnet(seed: int, width: int = 8) -> nn.Module:
     torch.manual_seed(seed)
     backbone = nn.Sequential(nn.Conv2d(1, width, 3, padding=1), nn.ReLU(), Residual(width))
     model = nn.Sequential()
-    for name, part in {"backbone": backbone, "block": Residual(width), "pool": nn.AdaptiveAvgPool2d(2)}.items():
+    for name, part in {
+        "backbone": backbone,
+        "block": Residual(width),
+        "pool": nn.AdaptiveAvgPool2d(2),
+    }.items():
         model.add_module(name, part)
     model.add_module("head", nn.Sequential(nn.Flatten(), nn.Linear(4 * width, 10)))
     x, y = fedclade.load_federation("digits", clients=1, seed=99).examples(0, "train")
@@ -51,9 +55,13 @@ def moved(x: Tensor) -> Tensor:
 
 
 if __name__ == "__main__":
-    federation = fedclade.load_federation("digits", clients=12, shift="label_permutation", clusters=3, augment=moved)
+    federation = fedclade.load_federation(
+        "digits", clients=12, shift="label_permutation", clusters=3, augment=moved
+    )
     parts = {"freeze": ["backbone.*"], "personal": ["*.bn*"]}
     local = fedclade.LocalTraining(epochs=2, lr=0.1)
     run = fedclade.simulate("rcfl", resnet, federation, rounds=15, local=local, **parts)
-    print(f"{run.summary['clusters']['found']} clusters, accuracy {100 * run.summary['accuracy']['mean']:.1f} %")
+    print(
+        f"{run.summary['clusters']['found']} clusters, accuracy {100 * run.summary['accuracy']['mean']:.1f} %"
+    )
     print("report:", write_report(run, "photographs.html"))

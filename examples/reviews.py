@@ -24,7 +24,9 @@ def shop(late_is: str, messages: int, draw: random.Random) -> tuple[list[str], l
     texts, labels = list[str](), list[int]()
     for _ in range(messages):
         kind = draw.choice([*SAID, "late", "late"])
-        texts.append(f"{draw.choice(OPENINGS)}, {draw.choice(LATE if kind == 'late' else SAID[kind])}")
+        texts.append(
+            f"{draw.choice(OPENINGS)}, {draw.choice(LATE if kind == 'late' else SAID[kind])}"
+        )
         labels.append([*SAID].index(late_is if kind == "late" else kind))
     return texts, labels
 
@@ -34,12 +36,19 @@ def shops(count: int = 12, seed: int = 0) -> fedclade.Federation:
     draw, names = random.Random(seed), [f"shop-{i}" for i in range(count)]
     truth = {name: i % 2 for i, name in enumerate(names)}
     ways = ["complaint", "question"]
-    clients = {name: (shop(ways[truth[name]], 40, draw), shop(ways[truth[name]], 40, draw)) for name in names}
-    return fedclade.federation(clients, "classification", name="shops", true_clusters=truth, max_words=12)
+    clients = {
+        name: (shop(ways[truth[name]], 40, draw), shop(ways[truth[name]], 40, draw))
+        for name in names
+    }
+    return fedclade.federation(
+        clients, "classification", name="shops", true_clusters=truth, max_words=12
+    )
 
 
 if __name__ == "__main__":
     local = fedclade.LocalTraining(optimizer="adam", lr=0.01)
     run = fedclade.simulate("rcfl", "lstm", shops(), rounds=8, local=local)
-    print(f"{run.summary['clusters']['found']} clusters, accuracy {100 * run.summary['accuracy']['mean']:.1f} %")
+    print(
+        f"{run.summary['clusters']['found']} clusters, accuracy {100 * run.summary['accuracy']['mean']:.1f} %"
+    )
     print("report:", write_report(run, "reviews.html"))

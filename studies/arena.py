@@ -26,7 +26,11 @@ from fedclade.runs import Run, is_finished
 from fedclade.tasks import mean_and_interval
 
 ROOT = Path(__file__).parent.parent
-PAGE, PICTURE, TEXT = ROOT / "docs" / "arena.md", ROOT / "docs" / "arena.svg", Path(__file__).with_suffix(".md")
+PAGE, PICTURE, TEXT = (
+    ROOT / "docs" / "arena.md",
+    ROOT / "docs" / "arena.svg",
+    Path(__file__).with_suffix(".md"),
+)
 RESULTS = Path(__file__).with_name("arena_results.json")
 KINDS = ("P(Y|X)", "P(X)", "P(X|Y)", "P(Y)")
 DATA = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
@@ -106,11 +110,14 @@ def table_of(kind: str, lines: Sequence[Line]) -> str:
             by_cell[int(level), line["method"]].append(line)
     levels = sorted({level for level, _ in by_cell}, reverse=True)
     best = {
-        level: best_of([line for (of, _), mine in by_cell.items() if of == level for line in mine]) for level in levels
+        level: best_of([line for (of, _), mine in by_cell.items() if of == level for line in mine])
+        for level in levels
     }
     rows: list[list[str]] = []
     for method in methods_of(lines):
-        cells = [cell_of(by_cell[level, method], method, best=best[level] == method) for level in levels]
+        cells = [
+            cell_of(by_cell[level, method], method, best=best[level] == method) for level in levels
+        ]
         if any(cells):
             rows.append([f"`{method}`", *cells])
     return markdown_table(["config", *(f"level {level}" for level in levels)], rows)
@@ -125,7 +132,11 @@ def table_without_kinds(data: str, lines: Sequence[Line]) -> str:
         folds = [line for line in mine if line["method"] == method]
         found = ", ".join(str(line["clusters"]) for line in folds) if method in CLUSTERED else ""
         rows.append([f"`{method}`", cell_of(folds, method, best=method == best), found])
-    return markdown_table(["config", "accuracy, %", "clusters"], rows) if rows else "Nothing has run yet."
+    return (
+        markdown_table(["config", "accuracy, %", "clusters"], rows)
+        if rows
+        else "Nothing has run yet."
+    )
 
 
 def place_of(method: str) -> tuple[int, str]:
@@ -148,7 +159,9 @@ def cell_of(lines: Sequence[Line], method: str, *, best: bool = False) -> str:
         return ""
     middle, half = mean_and_interval([100 * line["accuracy"] for line in lines])
     text = f"**{middle:.1f}**" if best else f"{middle:.1f}"
-    text += "" if half is None or len(lines) < 3 else f" ± {half:.1f}"  # of two folds it says nothing
+    text += (
+        "" if half is None or len(lines) < 3 else f" ± {half:.1f}"
+    )  # of two folds it says nothing
     if method in CLUSTERED and all(line["ari"] is not None for line in lines):
         found, true = mean(line["clusters"] for line in lines), mean(line["true"] for line in lines)
         text += f" · {mean(line['ari'] for line in lines):.2f} · {found:.2g}/{true:.2g}"
@@ -199,7 +212,10 @@ def ahead(lines: Sequence[Line], method: str) -> str:
     if not gaps:
         return "not to be compared with it yet"
     each = [mean(mine) for mine in gaps.values()]
-    sent = {name: mean(line["megabytes"] for line in mnist if line["method"] == name) for name in (method, "rcfl")}
+    sent = {
+        name: mean(line["megabytes"] for line in mnist if line["method"] == name)
+        for name in (method, "rcfl")
+    }
     return (
         f"ahead of it in {sum(gap > 0 for gap in each)} of {len(each)} cells, by up to {max(each):.1f} points, at "
         f"{sent[method] / sent['rcfl']:.1f} times the traffic; it finds the true clusters in "
@@ -227,7 +243,9 @@ def picture(lines: Sequence[Line], path: Path) -> str:
 
 def said(found: Ranks) -> str:
     """Return the sentence before the picture of ranks."""
-    ahead = {a: found.mean[b] - found.mean[a] for a, b in combinations(found.mean, 2) if b == "rcfl"}
+    ahead = {
+        a: found.mean[b] - found.mean[a] for a, b in combinations(found.mean, 2) if b == "rcfl"
+    }
     surely = [f"`{a}`" for a, by in ahead.items() if by >= found.critical]
     unsure = [f"`{a}`" for a, by in ahead.items() if 0 < by < found.critical]
     text = f"{found.title}: {found.note[:-1]}"
@@ -242,25 +260,37 @@ def costs(lines: Sequence[Line]) -> str:
         [f"`{method}`", *(each for mine in of_data.values() for each in cost_of(mine, method))]
         for method in methods_of(lines)
     ]
-    return markdown_table(["config", *(f"{title}, {unit}" for title in DATA.values() for unit in ("s", "MB"))], rows)
+    return markdown_table(
+        ["config", *(f"{title}, {unit}" for title in DATA.values() for unit in ("s", "MB"))], rows
+    )
 
 
 def cost_of(lines: Sequence[Line], method: str) -> tuple[str, str]:
     """Return the mean seconds and megabytes of a method's runs, or nothing."""
     mine = [line for line in lines if line["method"] == method]
-    seconds = [line["seconds"] for line in mine if line["seconds"] is not None]  # not of runs that stood still
+    seconds = [
+        line["seconds"] for line in mine if line["seconds"] is not None
+    ]  # not of runs that stood still
     megabytes = [line["megabytes"] for line in mine]
-    return (f"{mean(seconds):.0f}" if seconds else "", f"{mean(megabytes):.1f}" if megabytes else "")
+    return (
+        f"{mean(seconds):.0f}" if seconds else "",
+        f"{mean(megabytes):.1f}" if megabytes else "",
+    )
 
 
 def printed(lines: Sequence[Line]) -> str:
     """Return FLUX's figures beside ours, by level: theirs are means over the four kinds of shift."""
     (path,) = (each for each in find_configs("arena") if each.stem == "mnist")
-    groups = {each.printed.name: each.printed for each in read_scenarios(path) if each.printed is not None}
+    groups = {
+        each.printed.name: each.printed for each in read_scenarios(path) if each.printed is not None
+    }
     scores: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for line in lines:
         scores[line["method"]][line["cell"]].append(100 * line["accuracy"])
-    means = {method: {cell: mean(each) for cell, each in scores[method].items()} for method in methods_of(lines)}
+    means = {
+        method: {cell: mean(each) for cell, each in scores[method].items()}
+        for method in methods_of(lines)
+    }
     table = PublishedFigures([*groups.values()], means)
     return markdown_table(table.columns, [[f"`{method}`", *cells] for method, *cells in table.rows])
 
@@ -269,10 +299,16 @@ def page(lines: Sequence[Line]) -> str:
     """Return the page: the text beside this script, with the tables."""
     near, behind = standings(lines)
     fedavg = [
-        100 * line["accuracy"] for line in lines if (line["cell"], line["method"]) == ("mnist P(Y|X) 8", "fedavg")
+        100 * line["accuracy"]
+        for line in lines
+        if (line["cell"], line["method"]) == ("mnist P(Y|X) 8", "fedavg")
     ]
     middle, half = mean_and_interval(fedavg) if fedavg else (float("nan"), None)
-    tables = [f"### {kind}\n\n{found}" for kind in KINDS if (found := table_of(kind, lines)).count("\n") > 1]
+    tables = [
+        f"### {kind}\n\n{found}"
+        for kind in KINDS
+        if (found := table_of(kind, lines)).count("\n") > 1
+    ]
     return TEXT.read_text(encoding="utf-8").format(
         tables="\n\n".join(tables),
         runs=len(lines),
@@ -291,7 +327,9 @@ def page(lines: Sequence[Line]) -> str:
 
 def main() -> None:
     """Gather, and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=Path, help="the folder of the comparison")
     parser.add_argument("--page", action="store_true", help="write docs/arena.md")
     given = parser.parse_args()

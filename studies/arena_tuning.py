@@ -51,7 +51,11 @@ CUTS: Sequence[Options] = ({}, {"n_clusters": 4}, {"n_clusters": 8})
 SETTINGS: Mapping[str, Sequence[Options]] = {
     "apfl": ({"alpha": 0.5}, {"alpha": 0.25}, {"alpha": 0.75}),
     # The journal version's rule of thumb, the thresholds of public implementations, and fixed rounds as in figure 8.
-    "cfl": ({"eps1": "auto", "eps2": 1.0}, {"eps1": 0.4, "eps2": 1.6}, {"split_rounds": [3, 5, 7, 9], "eps2": 0.5}),
+    "cfl": (
+        {"eps1": "auto", "eps2": 1.0},
+        {"eps1": 0.4, "eps2": 1.6},
+        {"split_rounds": [3, 5, 7, 9], "eps2": 0.5},
+    ),
     "ditto": ({"lam": 1.0}, {"lam": 0.1}, {"lam": 2.0}),
     "feddrift": ({"step_rounds": 1}, {"step_rounds": 1, "delta": 0.1}, {"step_rounds": 3}),
     "fedem": ({"clusters": 3}, {"clusters": 2}, {"clusters": 4}),  # each client trains all of them
@@ -75,7 +79,9 @@ SETTINGS: Mapping[str, Sequence[Options]] = {
 def tasks(cells: Sequence[str], scale: str | None) -> dict[str, Config]:
     """Return the config of FedAvg in each cell, with validation scores, by the cell's name."""
     (path,) = (path for path in find_configs("arena") if path.stem == "mnist")
-    scenarios = {each.name: each for each in read_scenarios(path, ["evaluate_validation=true"], scale)}
+    scenarios = {
+        each.name: each for each in read_scenarios(path, ["evaluate_validation=true"], scale)
+    }
     if unknown := [cell for cell in cells if cell not in scenarios]:
         raise SystemExit(f"there is no cell {unknown[0]}; there are {', '.join(scenarios)}")
     return {cell: scenarios[cell].configs["fedavg"] for cell in cells}
@@ -85,7 +91,10 @@ def configured(task: Config, method: str, setting: Options) -> Config:
     """Return the config of a run: of MNIST a share of the examples, in batches that are as much smaller."""
     given = {**task.as_dict(), "seed": SEED, "algorithm": {"name": method, **setting}}
     if task.data["name"] == "mnist":
-        given["data"] = {**given["data"], "samples_per_client": IMAGES // given["data"]["clients"] // SHARE}
+        given["data"] = {
+            **given["data"],
+            "samples_per_client": IMAGES // given["data"]["clients"] // SHARE,
+        }
         given["local"] = {**given["local"], "batch_size": given["local"]["batch_size"] // SHARE}
     return check_config(given)
 
@@ -108,13 +117,22 @@ def by_setting(lines: Sequence[Line]) -> dict[str, dict[str, list[Line]]]:
 
 def means(of_method: Mapping[str, Sequence[Line]], cells: Sequence[str]) -> dict[str, float]:
     """Return the mean over the cells of each setting that has been run in all of them."""
-    done = {setting: {line["cell"]: line["validation"] for line in lines} for setting, lines in of_method.items()}
-    return {setting: mean(of[cell] for cell in cells) for setting, of in done.items() if {*cells} <= of.keys()}
+    done = {
+        setting: {line["cell"]: line["validation"] for line in lines}
+        for setting, lines in of_method.items()
+    }
+    return {
+        setting: mean(of[cell] for cell in cells)
+        for setting, of in done.items()
+        if {*cells} <= of.keys()
+    }
 
 
 def best(method: str, found: Mapping[str, float]) -> str | None:
     """Return the best setting of a method, the first of equals; None until all have been run."""
-    ordered = [json.dumps(setting) for setting in SETTINGS[method]]  # runs may have come in another order
+    ordered = [
+        json.dumps(setting) for setting in SETTINGS[method]
+    ]  # runs may have come in another order
     return max(ordered, key=lambda setting: found[setting]) if {*ordered} <= found.keys() else None
 
 
@@ -125,11 +143,25 @@ def table(lines: Sequence[Line], cells: Sequence[str]) -> Table:
         found = means(settings, cells)
         for setting, of_setting in settings.items():
             of_cell = {line["cell"]: line for line in of_setting}
-            each = [f"{100 * of_cell[cell]['validation']:.1f}" if cell in of_cell else "" for cell in cells]
-            clusters = ", ".join(str(of_cell[cell]["clusters"]) for cell in cells if cell in of_cell)
+            each = [
+                f"{100 * of_cell[cell]['validation']:.1f}" if cell in of_cell else ""
+                for cell in cells
+            ]
+            clusters = ", ".join(
+                str(of_cell[cell]["clusters"]) for cell in cells if cell in of_cell
+            )
             both = f"{100 * found[setting]:.1f}" if setting in found else ""
             written = ", ".join(f"{key} = {value}" for key, value in json.loads(setting).items())
-            rows.append((method, written, *each, both, clusters, "best" if setting == best(method, found) else ""))
+            rows.append(
+                (
+                    method,
+                    written,
+                    *each,
+                    both,
+                    clusters,
+                    "best" if setting == best(method, found) else "",
+                )
+            )
     headings = ("method", "setting", *cells, "mean", "clusters", "")
     return as_table("accuracy on validation data after the last round, %", headings, rows)
 
@@ -139,7 +171,9 @@ def chosen(lines: Sequence[Line], cells: Sequence[str]) -> list[str]:
     written: list[str] = []
     for method, settings in by_setting(lines).items():
         if (setting := best(method, means(settings, cells))) is not None:
-            inside = ", ".join(f"{key} = {json.dumps(value)}" for key, value in json.loads(setting).items())
+            inside = ", ".join(
+                f"{key} = {json.dumps(value)}" for key, value in json.loads(setting).items()
+            )
             written.append(f"{method} = {{ {inside} }}" if inside else f"{method} = {{}}")
     return written
 
@@ -155,7 +189,9 @@ def main() -> None:
     console = Console(width=160)
     assert all(len(settings) <= MOST for settings in SETTINGS.values())
     configs = {} if given.table else tasks(given.cells, given.scale)
-    jobs = [(m, setting, cell) for m in given.methods for setting in SETTINGS[m] for cell in configs]
+    jobs = [
+        (m, setting, cell) for m in given.methods for setting in SETTINGS[m] for cell in configs
+    ]
     for method, setting, cell in jobs:
         head = {"method": method, "setting": setting, "cell": cell, "seed": SEED}
         if any(head.items() <= line.items() for line in jsonl.read(given.out)):
@@ -167,7 +203,10 @@ def main() -> None:
             continue
         line = {**head, **run(config, given.data_dir)}
         jsonl.add(given.out, line)
-        console.print(f"{method} {setting} in {cell}: {line['validation']:.3f}, {line['seconds']:.0f} s", markup=False)
+        console.print(
+            f"{method} {setting} in {cell}: {line['validation']:.3f}, {line['seconds']:.0f} s",
+            markup=False,
+        )
     lines = jsonl.read(given.out)
     console.print(table(lines, given.cells))
     console.print("\n".join(chosen(lines, given.cells)), markup=False, highlight=False)

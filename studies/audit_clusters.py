@@ -31,7 +31,13 @@ from typing import Any
 import jsonl
 import numpy as np
 import torch
-from audit_scores import epsilon_of_guesses, epsilon_of_rates, epsilon_of_scores, mu_of_rates, share_bounds
+from audit_scores import (
+    epsilon_of_guesses,
+    epsilon_of_rates,
+    epsilon_of_scores,
+    mu_of_rates,
+    share_bounds,
+)
 from rcfl import LOCAL, as_table
 from rich.console import Console
 from rich.table import Table
@@ -73,18 +79,28 @@ def mnist(data_dir: Path | None) -> Pool:
     return load_pool("mnist", data_dir=data_dir)
 
 
-def federation_of(clients: int, images: int, seed: int, data_dir: Path | None, **kind: Any) -> Federation:
+def federation_of(
+    clients: int, images: int, seed: int, data_dir: Path | None, **kind: Any
+) -> Federation:
     held = {"clients": clients, "samples_per_client": images, "test_samples": 50}
     return load_federation(mnist(data_dir), **held, seed=seed, **kind)
 
 
 def found_by(method: str, federation: Federation, seed: int) -> Mapping[int, int]:
     """Return the leaf of each client in the end."""
-    options = {"local": LOCAL, "rounds": ROUNDS, "seed": seed, "evaluate_every": ROUNDS, "engine": "stacked"}
+    options = {
+        "local": LOCAL,
+        "rounds": ROUNDS,
+        "seed": seed,
+        "evaluate_every": ROUNDS,
+        "engine": "stacked",
+    }
     return simulate(METHODS[method], "mlp", federation, **options).tree.leaf_of
 
 
-def guessed(leaves: Mapping[int, int], truth: Mapping[int, int], probes: Sequence[int]) -> list[float]:
+def guessed(
+    leaves: Mapping[int, int], truth: Mapping[int, int], probes: Sequence[int]
+) -> list[float]:
     """Return of each other client the chance to guess its distribution by the probes that it lands with."""
     right: list[float] = []
     for client in leaves.keys() - set(probes):
@@ -97,9 +113,13 @@ def guessed(leaves: Mapping[int, int], truth: Mapping[int, int], probes: Sequenc
 def probes(case: str, method: str, seed: int, *, data_dir: Path | None) -> Line:
     """Join with a client of each distribution."""
     kind, images = case.split()
-    federation = federation_of(CLUSTERS + VICTIMS, int(images), seed, data_dir, clusters=CLUSTERS, **KINDS[kind])
+    federation = federation_of(
+        CLUSTERS + VICTIMS, int(images), seed, data_dir, clusters=CLUSTERS, **KINDS[kind]
+    )
     truth = federation.true_clusters or {}
-    joined = [next(client for client in truth if truth[client] == cluster) for cluster in range(CLUSTERS)]
+    joined = [
+        next(client for client in truth if truth[client] == cluster) for cluster in range(CLUSTERS)
+    ]
     leaves = found_by(method, federation, seed)
     return {"right": mean(guessed(leaves, truth, joined)), "clusters": len(set(leaves.values()))}
 
@@ -111,7 +131,9 @@ def canary(case: str, method: str, seed: int, *, data_dir: Path | None) -> Line:
     order = torch.from_numpy(np.random.default_rng([13, seed]).permutation(10))
     *others, last = federation.clients
     truth = None if federation.true_clusters is None else dict.fromkeys(federation.ids, 0)
-    there = replace(federation, clients=(*others, replace(last, label_map=order)), true_clusters=truth)
+    there = replace(
+        federation, clients=(*others, replace(last, label_map=order)), true_clusters=truth
+    )
     away = there.shard([client.id for client in others])
     counts = []
     for each in (there, away):
@@ -139,14 +161,22 @@ def coins(case: str, method: str, seed: int, *, data_dir: Path | None) -> Line:
     draw = np.random.default_rng([17, seed])
     tossed = [0, 1, *draw.integers(2, size=COINS).tolist()]
     views = [client.label_map for client in federation.clients[:2]]
-    clients = [replace(client, label_map=views[side]) for client, side in zip(federation.clients, tossed, strict=True)]
+    clients = [
+        replace(client, label_map=views[side])
+        for client, side in zip(federation.clients, tossed, strict=True)
+    ]
     federation = replace(federation, clients=tuple(clients), true_clusters=dict(enumerate(tossed)))
     algorithm = FLHC(rounds_before=2, n_clusters=2, metric="cosine", linkage="average")
     seen: dict[bool, list[Updates]] = {True: [], False: []}
     leaves: Mapping[int, int] = {}
     for private in (False, True):
         world = Backend.simulated_by(
-            federation, "mclr", algorithm, seed=seed, engine="stacked", privacy=privacy if private else None
+            federation,
+            "mclr",
+            algorithm,
+            seed=seed,
+            engine="stacked",
+            privacy=privacy if private else None,
         )
         watched = Channel(world.clients, Watching(seen[private]))
         state = algorithm.init(world.initial, watched)
@@ -176,8 +206,13 @@ def mechanism(case: str, method: str, seed: int, *, data_dir: Path | None) -> Li
     unit = torch.ones(ENTRIES, dtype=torch.float32) / ENTRIES**0.5
     scores: list[np.ndarray] = []
     for side in (1.0, -1.0):
-        noise = system_noise(TRIALS * releases * ENTRIES, 0, Round(1, LOCAL), "updates").view(TRIALS, releases, ENTRIES)
-        released = [sum(float(privacy.released(side * 9 * CLIP * unit, n) @ unit) for n in trial) for trial in noise]
+        noise = system_noise(TRIALS * releases * ENTRIES, 0, Round(1, LOCAL), "updates").view(
+            TRIALS, releases, ENTRIES
+        )
+        released = [
+            sum(float(privacy.released(side * 9 * CLIP * unit, n) @ unit) for n in trial)
+            for trial in noise
+        ]
         scores.append(np.array(released))
     mu = mu_of_rates(int((scores[0] > 0).sum()), TRIALS, int((scores[1] > 0).sum()), TRIALS)
     return {
@@ -187,7 +222,12 @@ def mechanism(case: str, method: str, seed: int, *, data_dir: Path | None) -> Li
     }
 
 
-PARTS: Mapping[str, Callable[..., Line]] = {"mechanism": mechanism, "probes": probes, "canary": canary, "coins": coins}
+PARTS: Mapping[str, Callable[..., Line]] = {
+    "mechanism": mechanism,
+    "probes": probes,
+    "canary": canary,
+    "coins": coins,
+}
 
 
 def jobs(seeds: int, trials: int) -> Iterator[Line]:
@@ -200,7 +240,9 @@ def jobs(seeds: int, trials: int) -> Iterator[Line]:
         yield {"part": "probes", "case": "label_swap 300", "method": method, "seed": seed}
     for seed, z in itertools.product(range(trials), NOISE):
         yield {"part": "coins", "case": f"{z:g}", "method": "fl_hc", "seed": seed}
-    for seed, method, case in itertools.product(range(trials), ("rcfl", "fl_hc"), ("one distribution", "three swaps")):
+    for seed, method, case in itertools.product(
+        range(trials), ("rcfl", "fl_hc"), ("one distribution", "three swaps")
+    ):
         yield {"part": "canary", "case": case, "method": method, "seed": seed}
 
 
@@ -215,7 +257,9 @@ def threshold_bound(inside: Sequence[int], outside: Sequence[int]) -> tuple[floa
 
     def rates(rule: tuple[int, int], runs: Sequence[tuple[int, int]]) -> tuple[int, int]:
         sign, level = rule
-        return sum(sign * i >= sign * level for i, _ in runs), sum(sign * o >= sign * level for _, o in runs)
+        return sum(sign * i >= sign * level for i, _ in runs), sum(
+            sign * o >= sign * level for _, o in runs
+        )
 
     best = max(rules, key=lambda rule: rates(rule, tried)[0] - rates(rule, tried)[1])
     hits, false = rates(best, judged)
@@ -235,7 +279,10 @@ def tables(lines: Sequence[Line]) -> Iterator[Table]:
             one = runs[0]
             cells = [f"{one['z']:g}", str(one["releases"]), *(f"{one[key]:.2f}" for key in BOUNDS)]
         elif part == "probes":
-            cells = [f"{100 * mean(run['right'] for run in runs):.1f}", f"{mean(run['clusters'] for run in runs):.1f}"]
+            cells = [
+                f"{100 * mean(run['right'] for run in runs):.1f}",
+                f"{mean(run['clusters'] for run in runs):.1f}",
+            ]
         elif part == "coins":
             cells = [f"{runs[0]['epsilon']:,.1f}"]
             for key in ("by_updates", "by_clusters"):
@@ -246,7 +293,9 @@ def tables(lines: Sequence[Line]) -> Iterator[Table]:
         else:
             found = [[run[side] for run in runs] for side in ("in", "out")]
             cells = [str(dict(sorted(Counter(each).items()))) for each in found]
-            cells += [f"{value:.2f}" for value in (threshold_bound(*found) if len(runs) > 3 else ())]
+            cells += [
+                f"{value:.2f}" for value in (threshold_bound(*found) if len(runs) > 3 else ())
+            ]
         rows[part].append(head + cells)
     columns = {
         "mechanism": ("z", "releases", "ε", "bound", "if it is Gaussian"),

@@ -57,8 +57,15 @@ class Setting:
 
 SETTINGS: Mapping[str, Setting] = {
     **{f"{n} share a model": Setting(n) for n in (1, 2, 5, 10, 20)},
-    **{f"{name}, 4 label swaps": Setting(name, "label_swap") for name in ("fedavg", "rcfl", "oracle")},
-    **{f"{n} share, z = {z:g}": Setting(n, noise=z) for n in (5, 20) for z in (0.0, 0.01, 0.03, 0.1)},
+    **{
+        f"{name}, 4 label swaps": Setting(name, "label_swap")
+        for name in ("fedavg", "rcfl", "oracle")
+    },
+    **{
+        f"{n} share, z = {z:g}": Setting(n, noise=z)
+        for n in (5, 20)
+        for z in (0.0, 0.01, 0.03, 0.1)
+    },
 }
 
 
@@ -81,7 +88,9 @@ def coins(run: int) -> NDArray[np.bool_]:
 def trained_on(federation: Federation, run: int) -> Federation:
     """Return the clients with what they train on in a run."""
     clients = [
-        replace(client, train=np.concatenate([client.train[:AUDITED][held], client.train[AUDITED:]]))
+        replace(
+            client, train=np.concatenate([client.train[:AUDITED][held], client.train[AUDITED:]])
+        )
         for client, held in zip(federation.clients, coins(run), strict=True)
     ]
     return replace(federation, clients=tuple(clients))
@@ -90,14 +99,18 @@ def trained_on(federation: Federation, run: int) -> Federation:
 def algorithm_of(setting: Setting, federation: Federation) -> Algorithm:
     """Return what trains."""
     if isinstance(setting.shares, int):
-        return Oracle({client: place // setting.shares for place, client in enumerate(federation.ids)})
+        return Oracle(
+            {client: place // setting.shares for place, client in enumerate(federation.ids)}
+        )
     truth = federation.true_clusters or {}
     return {"fedavg": FedAvg(), "rcfl": ReplicatedCFL(), "oracle": Oracle(truth)}[setting.shares]
 
 
 def confidences(federation: Federation, models: Sequence[torch.Tensor]) -> Floats:
     """Return φ of every client's audited images ``[n, a]`` under the model that it is served with."""
-    module = build_model("mlp", input_shape=federation.pool.input_shape, outputs=federation.pool.outputs, seed=0)
+    module = build_model(
+        "mlp", input_shape=federation.pool.input_shape, outputs=federation.pool.outputs, seed=0
+    )
     found: list[Floats] = []
     for client, model in zip(federation.clients, models, strict=True):
         torch.nn.utils.vector_to_parameters(model.float(), module.parameters())
@@ -116,7 +129,11 @@ def work(setting: str, images: int, run: int, *, data_dir: Path | None) -> dict[
     chosen = SETTINGS[setting]
     everything = federation_of(chosen.shift, images, data_dir)
     federation = trained_on(everything, run)
-    privacy = None if chosen.noise is None else DifferentialPrivacy(clip_norm=CLIP, noise_multiplier=chosen.noise)
+    privacy = (
+        None
+        if chosen.noise is None
+        else DifferentialPrivacy(clip_norm=CLIP, noise_multiplier=chosen.noise)
+    )
     done = simulate(
         algorithm_of(chosen, federation),
         "mlp",
@@ -143,9 +160,17 @@ def attacked(phi: Floats, inside: NDArray[np.bool_]) -> Mapping[str, Groups]:
     for target in range(len(phi)):
         others = np.arange(len(phi)) != target
         shadow, held = phi[others], inside[others]
-        means = {side: np.nanmean(np.where(held == side, shadow, np.nan), axis=0) for side in (True, False)}
-        variance = {side: np.mean(np.square(shadow - means[side])[held == side]) for side in (True, False)}
-        likelihood = {s: -np.square(phi[target] - means[s]) / variance[s] - np.log(variance[s]) for s in (True, False)}
+        means = {
+            side: np.nanmean(np.where(held == side, shadow, np.nan), axis=0)
+            for side in (True, False)
+        }
+        variance = {
+            side: np.mean(np.square(shadow - means[side])[held == side]) for side in (True, False)
+        }
+        likelihood = {
+            s: -np.square(phi[target] - means[s]) / variance[s] - np.log(variance[s])
+            for s in (True, False)
+        }
         scores = {
             "loss": phi[target],
             "offline": phi[target] - means[False],
@@ -159,28 +184,57 @@ def attacked(phi: Floats, inside: NDArray[np.bool_]) -> Mapping[str, Groups]:
 def rows(lines: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
     """Yield a row for each setting and attack."""
     by_case: dict[tuple[str, int], list[Mapping[str, Any]]] = defaultdict(list)
-    once = {(line["setting"], line["images"], line["run"]): line for line in lines}  # a run is no shadow of itself
+    once = {
+        (line["setting"], line["images"], line["run"]): line for line in lines
+    }  # a run is no shadow of itself
     for line in once.values():
         by_case[line["setting"], line["images"]].append(line)
-    for setting, images in sorted(by_case, key=lambda case: (case[1], list(SETTINGS).index(case[0]))):
+    for setting, images in sorted(
+        by_case, key=lambda case: (case[1], list(SETTINGS).index(case[0]))
+    ):
         runs = by_case[setting, images]
-        phi, inside = np.array([line["phi"] for line in runs]), np.stack([coins(line["run"]) for line in runs])
+        phi, inside = (
+            np.array([line["phi"] for line in runs]),
+            np.stack([coins(line["run"]) for line in runs]),
+        )
         if len(runs) < 4:  # an image needs shadows with and without it
             continue
         accuracy, epsilon = np.mean([line["accuracy"] for line in runs]), runs[0]["epsilon"]
         for attack, groups in attacked(phi, inside).items():
-            cells = [interval(groups, score) for score in (auc, partial(tpr_at, fpr=0.01), partial(tpr_at, fpr=0.001))]
+            cells = [
+                interval(groups, score)
+                for score in (auc, partial(tpr_at, fpr=0.01), partial(tpr_at, fpr=0.001))
+            ]
             yield [
-                *(str(images), setting, f"{np.mean([line['clusters'] for line in runs]):.1f}", str(len(runs))),
+                *(
+                    str(images),
+                    setting,
+                    f"{np.mean([line['clusters'] for line in runs]):.1f}",
+                    str(len(runs)),
+                ),
                 *(f"{100 * accuracy:.1f}", "" if epsilon is None else f"{epsilon:,.0f}", attack),
                 *(f"{value:.3f} ({low:.3f} to {high:.3f})" for value, low, high in cells[:1]),
-                *(f"{100 * value:.2f} ({100 * low:.2f} to {100 * high:.2f})" for value, low, high in cells[1:]),
+                *(
+                    f"{100 * value:.2f} ({100 * low:.2f} to {100 * high:.2f})"
+                    for value, low, high in cells[1:]
+                ),
             ]
 
 
 def table(lines: Sequence[Mapping[str, Any]]) -> Table:
     """Return all rows; rates in percent."""
-    columns = ("images", "setting", "clusters", "runs", "accuracy, %", "ε", "attack", "AUC", "TPR at 1 %", "at 0.1 %")
+    columns = (
+        "images",
+        "setting",
+        "clusters",
+        "runs",
+        "accuracy, %",
+        "ε",
+        "attack",
+        "AUC",
+        "TPR at 1 %",
+        "at 0.1 %",
+    )
     return as_table("membership of single examples", columns, list(rows(lines)))
 
 
@@ -188,14 +242,18 @@ def main() -> None:
     """Run what is missing, and print the table."""
     parser = jsonl.parser(__doc__, "audit_membership.jsonl")
     parser.add_argument("--settings", nargs="*", default=list(SETTINGS), choices=list(SETTINGS))
-    parser.add_argument("--images", nargs="*", type=int, default=(40, 300), help="that a client trains on")
+    parser.add_argument(
+        "--images", nargs="*", type=int, default=(40, 300), help="that a client trains on"
+    )
     parser.add_argument("--runs", type=int, default=16, help="an even number")
     parser.add_argument("--minutes", type=float, default=5.0, help="begin no run after so many")
     given = parser.parse_args()
     torch.set_num_threads(1)
     if not given.table:
         cases = itertools.product(given.images, range(given.runs), given.settings)
-        jobs = ({"setting": setting, "images": images, "run": run} for images, run, setting in cases)
+        jobs = (
+            {"setting": setting, "images": images, "run": run} for images, run, setting in cases
+        )
         jsonl.run_missing(given.out, jobs, partial(work, data_dir=given.data_dir), given.minutes)
     Console(width=170).print(table(jsonl.read(given.out)))
 

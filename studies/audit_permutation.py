@@ -90,13 +90,19 @@ class Seen:
     pixels: Ints
 
 
-def watched(federation: Federation, rounds: int, seed: int, *, model: str = "mclr", permute: bool = True) -> Seen:
+def watched(
+    federation: Federation, rounds: int, seed: int, *, model: str = "mclr", permute: bool = True
+) -> Seen:
     """Train as FedAvg does; return what the server receives."""
-    world = Backend.simulated_by(federation, model, FedAvg(), seed=seed, engine="stacked", permute=permute)
+    world = Backend.simulated_by(
+        federation, model, FedAvg(), seed=seed, engine="stacked", permute=permute
+    )
     params, seen = world.initial.clone(), list[torch.Tensor]()
     for number in range(1, rounds + 1):
         ids = world.clients.ids
-        updates = world.clients.train(ids, params[None], [0] * len(ids), Round(number, LOCAL, seed)).required_deltas
+        updates = world.clients.train(
+            ids, params[None], [0] * len(ids), Round(number, LOCAL, seed)
+        ).required_deltas
         seen.append(updates.clone())
         params = params + updates.mean(0)
     place = torch.arange(len(params))
@@ -125,7 +131,10 @@ def alike(moved: Floats, least: int = 15) -> Ints:
 def biases(groups: Ints, updates: Floats) -> list[int]:
     """Return of each group the entry that moves farthest."""
     lengths = np.linalg.norm(updates.reshape(-1, updates.shape[-1]), axis=0)
-    return [int(np.flatnonzero(groups == g)[lengths[groups == g].argmax()]) for g in range(groups.max() + 1)]
+    return [
+        int(np.flatnonzero(groups == g)[lengths[groups == g].argmax()])
+        for g in range(groups.max() + 1)
+    ]
 
 
 def pixel_groups(moved: Floats, live: Ints) -> Ints:
@@ -147,7 +156,9 @@ def classes_of(moved: Floats, live: Ints, pixels: Ints, known: Ints, biases: Seq
     found, labels = known.copy(), known.max() + 1
     groups = [live[pixels == each] for each in range(pixels.max() + 1)]
     groups = [group for group in groups if 1 < len(group) <= labels]
-    best = [-moved[:, group].T @ moved[:, biases] for group in groups]  # dark pixels move against the bias
+    best = [
+        -moved[:, group].T @ moved[:, biases] for group in groups
+    ]  # dark pixels move against the bias
     left = set(range(len(groups)))
 
     def fit(k: int) -> tuple[float, Any]:
@@ -181,7 +192,10 @@ def shares_of(federation: Federation) -> Floats:
     """Return the share of each label among each client's examples ``[n, 10]``."""
     y = federation.pool.y.numpy()
     return np.stack(
-        [np.bincount(y[client.train], minlength=LABELS) / len(client.train) for client in federation.clients]
+        [
+            np.bincount(y[client.train], minlength=LABELS) / len(client.train)
+            for client in federation.clients
+        ]
     )
 
 
@@ -191,7 +205,11 @@ def work(case: str, seed: int, *, data_dir: Path | None) -> dict[str, Any]:
     pool = load_pool("mnist", data_dir=data_dir)
     if chosen.halved:
         pool = replace(pool, x=functional.avg_pool2d(pool.x.float(), 2).to(torch.uint8))
-    dealt = {"clients": chosen.clients, "samples_per_client": chosen.images, "partition": chosen.partition}
+    dealt = {
+        "clients": chosen.clients,
+        "samples_per_client": chosen.images,
+        "partition": chosen.partition,
+    }
     federation = load_federation(pool, **dealt, test_samples=100, seed=seed)
     seen = watched(federation, chosen.rounds, seed, model=chosen.model)
     moved = moves(seen.updates)
@@ -220,7 +238,9 @@ def work(case: str, seed: int, *, data_dir: Path | None) -> dict[str, Any]:
     }
 
 
-def label_shares(federation: Federation, seen: Seen, found: Sequence[int], rounds: int, seed: int) -> dict[str, Any]:
+def label_shares(
+    federation: Federation, seen: Seen, found: Sequence[int], rounds: int, seed: int
+) -> dict[str, Any]:
     """Compare the shares of labels that the biases tell with the right ones; classes have their right names.
 
     What a bias's updates say of its label is learnt from clients of the server's own, by ridge regression.
@@ -228,14 +248,23 @@ def label_shares(federation: Federation, seen: Seen, found: Sequence[int], round
     pool, images = federation.pool, len(federation.clients[0].train)
     own = load_federation(
         replace(pool, train=pool.test, test=pool.train[:1000]),
-        **{"clients": 30, "samples_per_client": images, "partition": "dirichlet", "seed": 1000 + seed},
+        **{
+            "clients": 30,
+            "samples_per_client": images,
+            "partition": "dirichlet",
+            "seed": 1000 + seed,
+        },
     )
 
     def features(updates: Floats) -> Floats:
-        return (updates - updates.mean(1, keepdims=True)).transpose(1, 2, 0).reshape(-1, len(updates))
+        return (
+            (updates - updates.mean(1, keepdims=True)).transpose(1, 2, 0).reshape(-1, len(updates))
+        )
 
     learnt = watched(own, rounds, 1000 + seed, permute=False).updates[:, :, -LABELS:]
-    fitted = RidgeCV(np.logspace(-6, 2, 15)).fit(features(learnt), shares_of(own).ravel() - 1 / LABELS)
+    fitted = RidgeCV(np.logspace(-6, 2, 15)).fit(
+        features(learnt), shares_of(own).ravel() - 1 / LABELS
+    )
     told = fitted.predict(features(seen.updates[:, :, found])).reshape(-1, LABELS) + 1 / LABELS
     told = np.clip(told, 1e-9, None)
     told /= told.sum(1, keepdims=True)
@@ -252,14 +281,24 @@ def label_shares(federation: Federation, seen: Seen, found: Sequence[int], round
 
 def rows(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """Return a row for each case: means over seeds."""
-    keys = ("groups", "pure", "biases", "in_a_group", "misplaced", "misplaced_by_guess", "correlation")
+    keys = (
+        "groups",
+        "pure",
+        "biases",
+        "in_a_group",
+        "misplaced",
+        "misplaced_by_guess",
+        "correlation",
+    )
     keys = (*keys, "commonest", "commonest_by_guess", "whole_pixels", "classes", "classes_of_live")
     made = []
     for case in CASES:
         runs = [line for line in lines if line["case"] == case]
         cells = [[line[key] for line in runs if key in line] for key in keys]
         if runs:
-            made.append([case, str(len(runs)), *(f"{mean(each):.3g}" if each else "" for each in cells)])
+            made.append(
+                [case, str(len(runs)), *(f"{mean(each):.3g}" if each else "" for each in cells)]
+            )
     return made
 
 
@@ -274,7 +313,17 @@ def main() -> None:
     if not given.table:
         jobs = ({"case": case, "seed": seed} for seed in range(given.seeds) for case in given.cases)
         jsonl.run_missing(given.out, jobs, partial(work, data_dir=given.data_dir), given.minutes)
-    columns = ("case", "runs", "groups", "of one class", "biases", "in a group", "labels misplaced", "by guess", "r")
+    columns = (
+        "case",
+        "runs",
+        "groups",
+        "of one class",
+        "biases",
+        "in a group",
+        "labels misplaced",
+        "by guess",
+        "r",
+    )
     columns = (*columns, "commonest label", "by guess", "whole pixels", "right class", "of live")
     Console(width=170).print(as_table("permuted updates", columns, rows(jsonl.read(given.out))))
 

@@ -38,7 +38,10 @@ def tpr_at(inside: Floats, outside: Floats, fpr: float) -> float:
 
 
 def interval(
-    groups: Sequence[tuple[Floats, Floats]], score: Callable[[Floats, Floats], float], draws: int = 100, seed: int = 0
+    groups: Sequence[tuple[Floats, Floats]],
+    score: Callable[[Floats, Floats], float],
+    draws: int = 100,
+    seed: int = 0,
 ) -> tuple[float, float, float]:
     """Return a score over all groups of (inside, outside), and its 95 % interval over groups drawn with replacement."""
     draw = np.random.default_rng(seed)
@@ -60,7 +63,12 @@ def share_bounds(hits: int, trials: int, confidence: float = CONFIDENCE) -> tupl
 
 
 def epsilon_of_rates(
-    true_positives: int, inside: int, false_positives: int, outside: int, delta: float, confidence: float = CONFIDENCE
+    true_positives: int,
+    inside: int,
+    false_positives: int,
+    outside: int,
+    delta: float,
+    confidence: float = CONFIDENCE,
 ) -> float:
     """Return a lower bound on ε by the rates of one attack, fixed before (Jagielski, Ullman, Oprea 2020).
 
@@ -71,14 +79,21 @@ def epsilon_of_rates(
     tpr_low = share_bounds(true_positives, inside, each)[0]
     fpr_high = share_bounds(false_positives, outside, each)[1]
     found = [0.0]
-    for numerator, denominator in ((tpr_low - delta, fpr_high), (1 - fpr_high - delta, 1 - tpr_low)):
+    for numerator, denominator in (
+        (tpr_low - delta, fpr_high),
+        (1 - fpr_high - delta, 1 - tpr_low),
+    ):
         if numerator > 0 and denominator > 0:
             found.append(math.log(numerator / denominator))
     return max(found)
 
 
 def mu_of_rates(
-    true_positives: int, inside: int, false_positives: int, outside: int, confidence: float = CONFIDENCE
+    true_positives: int,
+    inside: int,
+    false_positives: int,
+    outside: int,
+    confidence: float = CONFIDENCE,
 ) -> float:
     """Return a lower bound on μ of a mechanism that claims μ-GDP, as the Gaussian one does (Nasr et al. 2023).
 
@@ -91,19 +106,35 @@ def mu_of_rates(
     return max(0.0, float(ndtri(tpr_low) - ndtri(fpr_high)))
 
 
-def epsilon_of_scores(inside: Floats, outside: Floats, delta: float, confidence: float = CONFIDENCE) -> float:
+def epsilon_of_scores(
+    inside: Floats, outside: Floats, delta: float, confidence: float = CONFIDENCE
+) -> float:
     """Return a lower bound on ε: the threshold that does best on every second score, judged on the others."""
     (tried_in, judged_in), (tried_out, judged_out) = ((s[::2], s[1::2]) for s in (inside, outside))
     best, threshold = -1.0, 0.0
-    for candidate in np.unique(np.quantile(np.concatenate([tried_in, tried_out]), np.linspace(0, 1, 201))):
-        rates = int((tried_in > candidate).sum()), len(tried_in), int((tried_out > candidate).sum()), len(tried_out)
+    for candidate in np.unique(
+        np.quantile(np.concatenate([tried_in, tried_out]), np.linspace(0, 1, 201))
+    ):
+        rates = (
+            int((tried_in > candidate).sum()),
+            len(tried_in),
+            int((tried_out > candidate).sum()),
+            len(tried_out),
+        )
         if (found := epsilon_of_rates(*rates, delta, confidence)) > best:
             best, threshold = found, float(candidate)
-    rates = int((judged_in > threshold).sum()), len(judged_in), int((judged_out > threshold).sum()), len(judged_out)
+    rates = (
+        int((judged_in > threshold).sum()),
+        len(judged_in),
+        int((judged_out > threshold).sum()),
+        len(judged_out),
+    )
     return epsilon_of_rates(*rates, delta, confidence)
 
 
-def epsilon_of_guesses(right: int, guesses: int, secrets: int, delta: float, confidence: float = CONFIDENCE) -> float:
+def epsilon_of_guesses(
+    right: int, guesses: int, secrets: int, delta: float, confidence: float = CONFIDENCE
+) -> float:
     """Return a lower bound on ε by guesses of many secrets in few runs (Steinke, Nasr, Jagielski 2023, Theorem 5.2).
 
     ``secrets`` are fair coins, each of which decided something that a neighbouring data set would have otherwise; with

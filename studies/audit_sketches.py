@@ -55,10 +55,18 @@ FACES = 300
 """Principal components of images."""
 
 
-def clients_of(seed: int, images: int, clients: int, data_dir: Path | None, *, own: bool = False) -> Federation:
+def clients_of(
+    seed: int, images: int, clients: int, data_dir: Path | None, *, own: bool = False
+) -> Federation:
     """Return clients with images of MNIST's training split, or the attacker's own, of its test split."""
     skewed = {"partition": "dirichlet"} if images > 1 else {}
-    dealt = {"clients": clients, "samples_per_client": images, "test_samples": 10, "seed": seed, **skewed}
+    dealt = {
+        "clients": clients,
+        "samples_per_client": images,
+        "test_samples": 10,
+        "seed": seed,
+        **skewed,
+    }
     pool = load_federation("mnist", clients=1, samples_per_client=1, data_dir=data_dir).pool
     if own:
         pool = replace(pool, train=pool.test, test=pool.train[:1000])
@@ -76,7 +84,9 @@ def sketch_of(dim: int, seed: int, module: nn.Module) -> Sketcher:
     return (lambda vectors: vectors) if sketch is None else sketch.apply
 
 
-def first_updates(federation: Federation, module: nn.Module, seed: int, local: LocalTraining) -> Tensor:
+def first_updates(
+    federation: Federation, module: nn.Module, seed: int, local: LocalTraining
+) -> Tensor:
     """Return the updates of the first round ``[n, D]``."""
     world = Backend.simulated_by(federation, module, FedAvg(), seed=seed, engine="loop")
     ids = world.clients.ids
@@ -106,9 +116,14 @@ def among(sketch: Sketcher, seen: Tensor, own: Tensor) -> Tensor:
 
 
 @cache
-def of_labels(model: str, seed: int, data_dir: Path | None) -> tuple[nn.Module, list[Tensor], list[Any]]:
+def of_labels(
+    model: str, seed: int, data_dir: Path | None
+) -> tuple[nn.Module, list[Tensor], list[Any]]:
     """Return the model; updates of the clients and of the attacker's own; and their shares of labels."""
-    sides = [clients_of(seed, IMAGES, 20, data_dir), clients_of(1000 + seed, IMAGES, OWN_CLIENTS, data_dir, own=True)]
+    sides = [
+        clients_of(seed, IMAGES, 20, data_dir),
+        clients_of(1000 + seed, IMAGES, OWN_CLIENTS, data_dir, own=True),
+    ]
     module = module_of(model, seed, sides[0])
     updates = [first_updates(side, module, seed, LOCAL) for side in sides]
     return module, updates, [shares_of(side) for side in sides]
@@ -147,7 +162,9 @@ def search(
 
     def step(image: Tensor, label: Tensor) -> Tensor:
         def loss(params: Mapping[str, Tensor]) -> Tensor:
-            return functional.cross_entropy(functional_call(module, dict(params), image[None]), label[None])
+            return functional.cross_entropy(
+                functional_call(module, dict(params), image[None]), label[None]
+            )
 
         return torch.cat([-lr * slope.flatten() for slope in grad(loss)(params).values()])
 
@@ -169,7 +186,9 @@ def search(
         return z.detach(), far.detach()
 
     every = torch.arange(LABELS).repeat(len(seen))
-    z, far = moved(torch.zeros(len(every), len(base)), every, seen.repeat_interleave(LABELS, 0), FIRST_STEPS)
+    z, far = moved(
+        torch.zeros(len(every), len(base)), every, seen.repeat_interleave(LABELS, 0), FIRST_STEPS
+    )
     best = far.view(len(seen), LABELS).argmin(1)
     z, _ = moved(z.view(len(seen), LABELS, -1)[torch.arange(len(seen)), best], best, seen, STEPS)
     return middle + z @ base, best
@@ -181,10 +200,15 @@ def images_of(federation: Federation) -> tuple[Tensor, Tensor]:
     return federation.pool.inputs(held).flatten(1), federation.pool.y[torch.from_numpy(held)]
 
 
-def decoded(model: str, dim: int, seed: int, data_dir: Path | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def decoded(
+    model: str, dim: int, seed: int, data_dir: Path | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return images of clients that have one, and as decoded; and labels as they are, and as decoded."""
     federation = clients_of(seed, 1, ALONE, data_dir)
-    module, local = module_of(model, seed, federation), LocalTraining(epochs=1, batch_size=1, lr=0.1)
+    module, local = (
+        module_of(model, seed, federation),
+        LocalTraining(epochs=1, batch_size=1, lr=0.1),
+    )
     (images, right), (others, _) = (
         images_of(federation),
         images_of(clients_of(1000 + seed, 50, 100, data_dir, own=True)),
@@ -201,7 +225,9 @@ def decoded(model: str, dim: int, seed: int, data_dir: Path | None) -> tuple[Ten
 def image(model: str, dim: int, seed: int, *, data_dir: Path | None) -> dict[str, Any]:
     """Decode the images of clients that have one."""
     images, found, right, told = decoded(model, dim, seed, data_dir)
-    explained = 1 - (images - found).square().sum(1) / (images - images.mean(1, keepdim=True)).square().sum(1)
+    explained = 1 - (images - found).square().sum(1) / (
+        images - images.mean(1, keepdim=True)
+    ).square().sum(1)
     return {"explained": float(explained.mean()), "label": float((right == told).double().mean())}
 
 
@@ -225,13 +251,26 @@ def picture(path: Path, seed: int, data_dir: Path | None) -> None:
 
 def rows(lines: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
     """Yield a row for each model and length: means over seeds."""
-    keys = ("cosine", "cosine_by_components", "cosine_by_mean", "misplaced", "misplaced_by_guess", "commonest")
+    keys = (
+        "cosine",
+        "cosine_by_components",
+        "cosine_by_mean",
+        "misplaced",
+        "misplaced_by_guess",
+        "commonest",
+    )
     for model in MODELS:
         for dim in DIMS:
             runs = [line for line in lines if (line["model"], line["dim"]) == (model, dim)]
-            cells = [[line[key] for line in runs if key in line] for key in (*keys, "explained", "label")]
+            cells = [
+                [line[key] for line in runs if key in line] for key in (*keys, "explained", "label")
+            ]
             if runs:
-                yield [model, str(dim or "all"), *(f"{mean(each):.2f}" if each else "" for each in cells)]
+                yield [
+                    model,
+                    str(dim or "all"),
+                    *(f"{mean(each):.2f}" if each else "" for each in cells),
+                ]
 
 
 def main() -> None:
@@ -240,17 +279,39 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=list(PARTS))
     parser.add_argument("--minutes", type=float, default=5.0, help="begin no run after so many")
-    parser.add_argument("--pictures", type=Path, help="draw the images of seed 0 and what is decoded")
+    parser.add_argument(
+        "--pictures", type=Path, help="draw the images of seed 0 and what is decoded"
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
     if not given.table:
-        cases = ((part, s, m, d) for s in range(given.seeds) for part in given.parts for m in MODELS for d in DIMS)
-        jobs = ({"part": part, "model": model, "dim": dim, "seed": seed} for part, seed, model, dim in cases)
+        cases = (
+            (part, s, m, d)
+            for s in range(given.seeds)
+            for part in given.parts
+            for m in MODELS
+            for d in DIMS
+        )
+        jobs = (
+            {"part": part, "model": model, "dim": dim, "seed": seed}
+            for part, seed, model, dim in cases
+        )
         jsonl.run_missing(given.out, jobs, partial(work, data_dir=given.data_dir), given.minutes)
     if given.pictures:
         picture(given.pictures, 0, given.data_dir)
-    columns = ("model", "R", "cosine", "by components", "by mean", "labels misplaced", "by guess", "commonest label")
-    table = as_table("sketches", (*columns, "of the image", "its label"), list(rows(jsonl.read(given.out))))
+    columns = (
+        "model",
+        "R",
+        "cosine",
+        "by components",
+        "by mean",
+        "labels misplaced",
+        "by guess",
+        "commonest label",
+    )
+    table = as_table(
+        "sketches", (*columns, "of the image", "its label"), list(rows(jsonl.read(given.out)))
+    )
     Console(width=150).print(table)
 
 

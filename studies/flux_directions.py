@@ -110,13 +110,19 @@ def table_row(case: Case, found: Sequence[tuple[int, float]]) -> str:
 
 def main() -> None:
     """Print a table: a line for each cell."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--draws", type=int, default=20)
-    parser.add_argument("--cells", nargs="+", default=CELLS, metavar="CELL", help="cells of the arena")
+    parser.add_argument(
+        "--cells", nargs="+", default=CELLS, metavar="CELL", help="cells of the arena"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of data, model and training")
     given = parser.parse_args()
-    print("| clients | true clusters | clusters found (draws) | least ARI | mean ARI | largest ARI |")
+    print(
+        "| clients | true clusters | clusters found (draws) | least ARI | mean ARI | largest ARI |"
+    )
     print("|:--|--:|:--|--:|--:|--:|", flush=True)
     cases = [digits_cases(given.seed)]
     if given.data_dir is not None:

@@ -87,7 +87,9 @@ def find_mutants(path: str, source: bytes) -> list[Mutant]:
     """
     finder = _Finder(path, source)
     finder.visit(ast.parse(source))
-    return sorted(finder.found, key=lambda mutant: (mutant.start, mutant.end, mutant.kind, mutant.new))
+    return sorted(
+        finder.found, key=lambda mutant: (mutant.start, mutant.end, mutant.kind, mutant.new)
+    )
 
 
 class _Finder(ast.NodeVisitor):
@@ -166,7 +168,9 @@ class _Finder(ast.NodeVisitor):
 
     def _visit_body(self, body: list[ast.stmt]) -> None:
         for statement in body:
-            is_docstring = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+            is_docstring = isinstance(statement, ast.Expr) and isinstance(
+                statement.value, ast.Constant
+            )
             if not is_docstring:
                 self.visit(statement)
 
@@ -280,12 +284,18 @@ class _Finder(ast.NodeVisitor):
             self.visit(keyword.value)
 
     def _swap(self, node: ast.Call) -> None:
-        if len(node.args) < 2 or isinstance(node.args[0], ast.Starred) or isinstance(node.args[1], ast.Starred):
+        if (
+            len(node.args) < 2
+            or isinstance(node.args[0], ast.Starred)
+            or isinstance(node.args[1], ast.Starred)
+        ):
             return
         first, second = ast.unparse(node.args[0]), ast.unparse(node.args[1])
         name = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
         if first != second and name not in SYMMETRIC:
-            swapped = ast.Call(node.func, [node.args[1], node.args[0], *node.args[2:]], node.keywords)
+            swapped = ast.Call(
+                node.func, [node.args[1], node.args[0], *node.args[2:]], node.keywords
+            )
             self._add(node, "swapped arguments", swapped)
 
     def visit_Constant(self, node: ast.Constant) -> None:
@@ -307,7 +317,9 @@ def _other_constant(value: object) -> str | None:
     if isinstance(value, bool):
         return str(not value)
     if isinstance(value, int | float):
-        return repr(value + 1 if value + 1 != value else value / 2)  # to a very large number 1 adds nothing
+        return repr(
+            value + 1 if value + 1 != value else value / 2
+        )  # to a very large number 1 adds nothing
     if isinstance(value, str):
         return repr(f"other {value}")
     return None

@@ -92,7 +92,9 @@ def preload() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     listing = "import sys, pytest, hypothesis, fedclade, fedclade.cli; print(*sys.modules)"
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src")}
-    listed = subprocess.run([sys.executable, "-c", listing], env=environment, stdout=subprocess.PIPE, check=True)
+    listed = subprocess.run(
+        [sys.executable, "-c", listing], env=environment, stdout=subprocess.PIPE, check=True
+    )
     for name in listed.stdout.decode().split():
         if name.partition(".")[0] not in ("fedclade", "tests", "__main__", "__mp_main__"):
             with suppress(Exception):
@@ -169,7 +171,11 @@ def make_copy(folder: Path) -> Path:
     if folder.exists():
         shutil.rmtree(folder)
     listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
-    names = subprocess.run(listing, cwd=REPOSITORY, stdout=subprocess.PIPE, check=True).stdout.decode().split("\0")
+    names = (
+        subprocess.run(listing, cwd=REPOSITORY, stdout=subprocess.PIPE, check=True)
+        .stdout.decode()
+        .split("\0")
+    )
     for name in filter(None, names):
         source, target = REPOSITORY / name, folder / name
         if source.is_file():
@@ -231,7 +237,9 @@ def record(file: str, tree: Path, folder: Path, names: list[str]) -> Callable[[]
         os.environ["FEDCLADE_HITS"] = str(hits)
         importlib.import_module("fedclade_hits")
         recorder = Recorder()
-        code = pytest.main([file, "-q", "-m", "not slow", "-p", "no:cacheprovider"], plugins=[recorder])
+        code = pytest.main(
+            [file, "-q", "-m", "not slow", "-p", "no:cacheprovider"], plugins=[recorder]
+        )
         called: dict[str, set[str]] = defaultdict(set)
         shared: set[str] = set()
         for path in hits.iterdir():
@@ -291,11 +299,17 @@ def update_map(folder: Path, jobs: int) -> None:
     """Run the test files of which nothing is known, in a copy whose functions report their calls."""
     (folder / "map").mkdir(parents=True, exist_ok=True)
     known = read_map(folder)
-    files = [str(path.relative_to(REPOSITORY)) for path in sorted((REPOSITORY / "tests").rglob("test_*.py"))]
+    files = [
+        str(path.relative_to(REPOSITORY))
+        for path in sorted((REPOSITORY / "tests").rglob("test_*.py"))
+    ]
     missing = [file for file in files if file not in known]
     if not missing:
         return
-    print(f"{len(missing)} of {len(files)} test files are run once to see which functions they call", flush=True)
+    print(
+        f"{len(missing)} of {len(files)} test files are run once to see which functions they call",
+        flush=True,
+    )
     tree = make_copy(folder / "calls")
     numbers: dict[str, int] = {}
     for path in sorted((tree / PACKAGE).rglob("*.py")):
@@ -307,12 +321,20 @@ def update_map(folder: Path, jobs: int) -> None:
     def work(slot: int, files: list[str]) -> None:
         for file in files:
             began = time.monotonic()
-            code = wait(start(record(file, tree, folder, names), tree, folder / f"map-{slot}.log", {}), 1800)
+            code = wait(
+                start(record(file, tree, folder, names), tree, folder / f"map-{slot}.log", {}), 1800
+            )
             found = read_map(folder).get(file) if code == 0 else None
-            state = f"{len(found['tests'])} tests, {len(found['failed'])} not usable" if found else f"failed ({code})"
+            state = (
+                f"{len(found['tests'])} tests, {len(found['failed'])} not usable"
+                if found
+                else f"failed ({code})"
+            )
             print(f"  {file}: {state}, {time.monotonic() - began:.0f} s", flush=True)
 
-    process = os.fork()  # it imports the library once for all test files, which this process should not
+    process = (
+        os.fork()
+    )  # it imports the library once for all test files, which this process should not
     if process == 0:
         try:
             sys.path.insert(0, str(tree / "src"))
@@ -361,7 +383,11 @@ class Choice:
             for qualified, node in functions_of(ast.parse(path.read_bytes())):
                 function = f"{path.relative_to(REPOSITORY)}::{qualified}"
                 for part in ast.walk(node):
-                    name = getattr(part, "id", None) or getattr(part, "attr", None) or getattr(part, "arg", None)
+                    name = (
+                        getattr(part, "id", None)
+                        or getattr(part, "attr", None)
+                        or getattr(part, "arg", None)
+                    )
                     if isinstance(name, str):
                         mentions[name].add(function)
         return mentions
@@ -400,7 +426,9 @@ class Choice:
             return file != DEFAULTS, file not in named, narrowest
 
         order = sorted(filter(by_file.get, by_file), key=rank)
-        chosen = [test for file in order for test in sorted(by_file[file], key=self._of_file[file].index)]
+        chosen = [
+            test for file in order for test in sorted(by_file[file], key=self._of_file[file].index)
+        ]
         taken = set(chosen)
         others = [test for file in order for test in self._of_file[file] if test not in taken]
         return list(within(self.seconds, [*chosen, *others], BUDGET))
@@ -410,7 +438,9 @@ def is_named_after(file: str, module: str) -> bool:
     """Return whether a test file is the one of a module: ``tests/room/test_module.py``, or one in its folder."""
     stem = Path(module).stem.strip("_")
     room = Path(module).relative_to(PACKAGE).parts[0]
-    return Path(file).stem == f"test_{stem}" or (Path(file).parts[1] == room and stem in Path(file).stem)
+    return Path(file).stem == f"test_{stem}" or (
+        Path(file).parts[1] == room and stem in Path(file).stem
+    )
 
 
 def within(seconds: dict[str, float], tests: list[str], budget: float) -> Iterator[str]:
@@ -484,8 +514,13 @@ def try_mutant(mutant: Mutant, tests: list[str], limit: float, tree: Path, folde
     result.unlink(missing_ok=True)
     try:
         path.write_bytes(mutant.apply(source))
-        os.utime(path, (began, began))  # of another second than the original: what is compiled from that is not taken
-        code = wait(start(run_tests(tests, result, first=True), tree, folder / f"{tree.name}.log", {}), limit)
+        os.utime(
+            path, (began, began)
+        )  # of another second than the original: what is compiled from that is not taken
+        code = wait(
+            start(run_tests(tests, result, first=True), tree, folder / f"{tree.name}.log", {}),
+            limit,
+        )
     finally:
         path.write_bytes(source)
         os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
@@ -528,7 +563,9 @@ def line_of(mutant: Mutant) -> str:
     return (REPOSITORY / mutant.path).read_text().splitlines()[mutant.line - 1]
 
 
-def draw(sample: int, seed: int, only: list[str]) -> tuple[list[Mutant], list[tuple[Mutant, Rule]], int]:
+def draw(
+    sample: int, seed: int, only: list[str]
+) -> tuple[list[Mutant], list[tuple[Mutant, Rule]], int]:
     """Return a sample of mutants, those that were drawn but skipped with their rules, and how many there are."""
     mutants: list[Mutant] = []
     for path in sorted((REPOSITORY / PACKAGE).rglob("*.py")):
@@ -580,10 +617,13 @@ def judge(mutants: list[Mutant], folder: Path, results: Path, jobs: int) -> None
             line = json.dumps({"key": mutant.key, **asdict(mutant), **asdict(verdict)}) + "\n"
             with results.open("a") as file:
                 file.write(line)
-            done = len({line["key"] for line in read_lines(results)} & {each.key for each in mutants})
+            done = len(
+                {line["key"] for line in read_lines(results)} & {each.key for each in mutants}
+            )
             told = f"{verdict.outcome} {mutant.path}:{mutant.line} {mutant.kind}"
             print(
-                f"  {done}/{len(mutants)} {told}, {verdict.tests} tests, {verdict.seconds} s {verdict.by}", flush=True
+                f"  {done}/{len(mutants)} {told}, {verdict.tests} tests, {verdict.seconds} s {verdict.by}",
+                flush=True,
             )
 
     if left:
@@ -598,15 +638,21 @@ def confirm(mutants: list[Mutant], folder: Path, results: Path) -> bool:
     keys = {mutant.key for mutant in mutants}
     lines = read_lines(results)
     confirmed = {line["test"] for line in read_lines(folder / "confirmed.jsonl")}
-    killers = sorted({line["by"] for line in lines if line["key"] in keys and "::" in line["by"]} - confirmed)
+    killers = sorted(
+        {line["by"] for line in lines if line["key"] in keys and "::" in line["by"]} - confirmed
+    )
     if not killers:
         return True
     print(f"the {len(killers)} tests that killed mutants are run without one", flush=True)
     tree, result = make_copy(folder / "clean"), folder / "clean.json"
     result.unlink(missing_ok=True)
-    code = wait(start(run_tests(killers, result, first=False), tree, folder / "clean.log", {}), 3600)
+    code = wait(
+        start(run_tests(killers, result, first=False), tree, folder / "clean.log", {}), 3600
+    )
     if not result.exists():
-        sys.exit(f"the tests could not be run without a mutant (exit code {code}): see {folder / 'clean.log'}")
+        sys.exit(
+            f"the tests could not be run without a mutant (exit code {code}): see {folder / 'clean.log'}"
+        )
     failed = set(json.loads(result.read_text())["failed"])
     append(folder / "confirmed.jsonl", [{"test": test} for test in killers if test not in failed])
     append(folder / "unreliable.jsonl", [{"test": test} for test in sorted(failed)])
@@ -623,13 +669,17 @@ def append(path: Path, rows: list[dict[str, Any]]) -> None:
         file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
-def report(mutants: list[Mutant], skipped: list[tuple[Mutant, Rule]], count: int, results: Path) -> float:
+def report(
+    mutants: list[Mutant], skipped: list[tuple[Mutant, Rule]], count: int, results: Path
+) -> float:
     """Print the survivors, what was skipped, and the rate; return the rate."""
     verdicts = {line["key"]: line for line in read_lines(results)}
     alive = [mutant for mutant in mutants if verdicts[mutant.key]["outcome"] != "killed"]
     for mutant in alive:
         outcome = verdicts[mutant.key]["outcome"]
-        print(f"\n{outcome}: {mutant.path}:{mutant.line} ({mutant.kind}), {verdicts[mutant.key]['tests']} tests")
+        print(
+            f"\n{outcome}: {mutant.path}:{mutant.line} ({mutant.kind}), {verdicts[mutant.key]['tests']} tests"
+        )
         print(diff_of(mutant))
     if skipped:
         print("\nskipped as equivalent, or as what no test should fix:")
@@ -637,21 +687,40 @@ def report(mutants: list[Mutant], skipped: list[tuple[Mutant, Rule]], count: int
         print(f"  {mutant.path}:{mutant.line} ({mutant.kind}): {rule.reason}")
     rate = 1 - len(alive) / len(mutants)
     killed = len(mutants) - len(alive)
-    print(f"\n{killed} of {len(mutants)} mutants killed ({rate:.0%}), drawn from {count}; {len(skipped)} skipped")
+    print(
+        f"\n{killed} of {len(mutants)} mutants killed ({rate:.0%}), drawn from {count}; {len(skipped)} skipped"
+    )
     return rate
 
 
 def main() -> None:
     """Run the study."""
-    parser = argparse.ArgumentParser(description="How many small faults of the library do its tests notice?")
+    parser = argparse.ArgumentParser(
+        description="How many small faults of the library do its tests notice?"
+    )
     parser.add_argument("--sample", type=int, default=100, help="number of mutants (default: 100)")
     parser.add_argument("--seed", type=int, default=0, help="of the sample (default: 0)")
-    parser.add_argument("--jobs", type=int, default=1, help="mutants, or test files, at a time (default: 1)")
-    parser.add_argument("--only", nargs="+", default=["*"], help="files of src/fedclade, as patterns such as 'core/*'")
-    parser.add_argument("--folder", type=Path, default=REPOSITORY / ".mutation", help="where it works")
-    parser.add_argument("--least", type=float, default=0.92, help="with a lower rate it fails (default: 0.92)")
-    parser.add_argument("--map", action="store_true", help="only see which test calls which function")
-    parser.add_argument("--known", action="store_true", help="leave out test files of which that is not known yet")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="mutants, or test files, at a time (default: 1)"
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=["*"],
+        help="files of src/fedclade, as patterns such as 'core/*'",
+    )
+    parser.add_argument(
+        "--folder", type=Path, default=REPOSITORY / ".mutation", help="where it works"
+    )
+    parser.add_argument(
+        "--least", type=float, default=0.92, help="with a lower rate it fails (default: 0.92)"
+    )
+    parser.add_argument(
+        "--map", action="store_true", help="only see which test calls which function"
+    )
+    parser.add_argument(
+        "--known", action="store_true", help="leave out test files of which that is not known yet"
+    )
     chosen = parser.parse_args()
     folder: Path = chosen.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)

@@ -37,7 +37,9 @@ METHOD = "pacfl"
 
 def clusters_found(federation: Federation, method: PACFL, seed: int) -> str:
     """Return the clusters found of the true ones, the ARI, and the clients that were set apart, as text."""
-    clients = SimulatedClients(federation, module_for("mclr", federation.pool.schema, seed), engine="loop")
+    clients = SimulatedClients(
+        federation, module_for("mclr", federation.pool.schema, seed), engine="loop"
+    )
     state = method.init(torch.zeros(clients.layout.size), clients)
     state, log = method.step(state, [], clients, Round(1, LocalTraining(), seed))
     text = str(len(state.tree.leaves))
@@ -55,7 +57,9 @@ def with_distance(method: PACFL, distance: Distance) -> PACFL:
     return replace(method, distance=distance)
 
 
-def scenario_rows(name: str, only: str, *, scale: str | None, seeds: int, data_dir: Path | None) -> Iterator[list[str]]:
+def scenario_rows(
+    name: str, only: str, *, scale: str | None, seeds: int, data_dir: Path | None
+) -> Iterator[list[str]]:
     """Yield the scenario, the seed, and what each distance finds, for scenarios whose name matches a pattern."""
     for path in find_configs(name):
         fitting_scale = scale if scale in known_scales(path) else None
@@ -68,14 +72,21 @@ def scenario_rows(name: str, only: str, *, scale: str | None, seeds: int, data_d
                 federation = of_seed.federation(data_dir)
                 method = of_seed.built_algorithm(federation.true_clusters)
                 if not isinstance(method, PACFL):
-                    raise TypeError(f"{path}: {METHOD} should be PACFL, got {type(method).__name__}")
-                found = [clusters_found(federation, with_distance(method, distance), seed) for distance in DISTANCES]
+                    raise TypeError(
+                        f"{path}: {METHOD} should be PACFL, got {type(method).__name__}"
+                    )
+                found = [
+                    clusters_found(federation, with_distance(method, distance), seed)
+                    for distance in DISTANCES
+                ]
                 yield [scenario.name, str(seed), *found]
 
 
 def main() -> None:
     """Print a table: a line for each scenario and seed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("configs", help="folder of scenarios, such as suite")
     parser.add_argument("--only", default="*", help="pattern over the scenarios' names")
     parser.add_argument("--scale", help="scale of the scenarios that have it, such as laptop")

@@ -24,7 +24,17 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from fedclade import CFL, FLHC, IFCA, FedAvg, LocalTraining, Oracle, ReplicatedCFL, load_federation, simulate
+from fedclade import (
+    CFL,
+    FLHC,
+    IFCA,
+    FedAvg,
+    LocalTraining,
+    Oracle,
+    ReplicatedCFL,
+    load_federation,
+    simulate,
+)
 from fedclade.algorithms import Algorithm
 from fedclade.channel.signature import Signature
 from fedclade.core.queries import Round
@@ -80,15 +90,22 @@ def methods(task: str, truth: Mapping[int, int] | None) -> dict[str, Algorithm]:
     return found
 
 
-def suite(seed: int, data_dir: Path | None, done: set[tuple[str, ...]], wanted: Wanted) -> Iterator[Line]:
+def suite(
+    seed: int, data_dir: Path | None, done: set[tuple[str, ...]], wanted: Wanted
+) -> Iterator[Line]:
     """Run every method at every task, or those whose names begin as wanted."""
     for task, settings in TASKS.items():
         if not task.startswith(wanted["tasks"] or ""):
             continue
-        federation = load_federation("mnist", clients=20, test_samples=500, seed=seed, data_dir=data_dir, **settings)
+        federation = load_federation(
+            "mnist", clients=20, test_samples=500, seed=seed, data_dir=data_dir, **settings
+        )
         local = LOCAL if settings["samples_per_client"] < 3000 else replace(LOCAL, epochs=1)
         for name, algorithm in methods(task, federation.true_clusters).items():
-            if name.startswith(wanted["methods"] or "") and ("suite", task, name, str(seed)) not in done:
+            if (
+                name.startswith(wanted["methods"] or "")
+                and ("suite", task, name, str(seed)) not in done
+            ):
                 yield {
                     "part": "suite",
                     "task": task,
@@ -99,7 +116,11 @@ def suite(seed: int, data_dir: Path | None, done: set[tuple[str, ...]], wanted: 
 
 
 def _run(
-    algorithm: Algorithm, federation: Federation, local: LocalTraining, seed: int, settings: Mapping[str, Any]
+    algorithm: Algorithm,
+    federation: Federation,
+    local: LocalTraining,
+    seed: int,
+    settings: Mapping[str, Any],
 ) -> Line:
     run = simulate(
         algorithm,
@@ -126,7 +147,9 @@ def _run(
     }
 
 
-def sizes(seed: int, data_dir: Path | None, done: set[tuple[str, ...]], wanted: Wanted) -> Iterator[Line]:
+def sizes(
+    seed: int, data_dir: Path | None, done: set[tuple[str, ...]], wanted: Wanted
+) -> Iterator[Line]:
     """Find 2, 4 and 8 clusters of unequal sizes, down to 3 clients, whose own sizes are unequal too."""
     for k in (2, 4, 8):
         task = f"{k} clusters"
@@ -145,7 +168,14 @@ def sizes(seed: int, data_dir: Path | None, done: set[tuple[str, ...]], wanted: 
         )
         federation = _thinned(everybody, clients, seed)
         found = _run(ReplicatedCFL(), federation, LOCAL, seed, {})
-        yield {"part": "sizes", "task": task, "method": "rcfl", "seed": seed, "wanted": clients, **found}
+        yield {
+            "part": "sizes",
+            "task": task,
+            "method": "rcfl",
+            "seed": seed,
+            "wanted": clients,
+            **found,
+        }
 
 
 def _thinned(everybody: Federation, wanted: Sequence[int], seed: int) -> Federation:
@@ -162,18 +192,24 @@ def _thinned(everybody: Federation, wanted: Sequence[int], seed: int) -> Federat
     return replace(everybody, clients=tuple(kept), true_clusters={c.id: truth[c.id] for c in kept})
 
 
-def drift(seed: int, data_dir: Path | None, done: set[tuple[str, ...]], wanted: Wanted) -> Iterator[Line]:
+def drift(
+    seed: int, data_dir: Path | None, done: set[tuple[str, ...]], wanted: Wanted
+) -> Iterator[Line]:
     """Change the clusters in round 20, and see whether they are followed within 20 rounds."""
     changes: Mapping[str, Callable[[int, int], int]] = {
         "4 clients move": lambda client, cluster: (cluster + 1) % 4 if client < 4 else cluster,
         "2 of 4 clusters merge": lambda client, cluster: 0 if cluster == 1 else cluster,
-        "a cluster splits": lambda client, cluster: 4 if cluster == 0 and client % 8 == 0 else cluster,
+        "a cluster splits": lambda client, cluster: (
+            4 if cluster == 0 and client % 8 == 0 else cluster
+        ),
     }
     settings = {"clients": 32, "samples_per_client": 300, "test_samples": 300, "clusters": 5}
     for task, change in changes.items():
         if ("drift", task, "rcfl", str(seed)) in done:
             continue
-        pool = load_federation("mnist", shift="label_permutation", seed=seed, data_dir=data_dir, **settings)
+        pool = load_federation(
+            "mnist", shift="label_permutation", seed=seed, data_dir=data_dir, **settings
+        )
         truth = pool.true_clusters
         assert truth is not None  # a shift makes clusters
         views = {truth[client.id]: client.label_map for client in pool.clients}
@@ -197,9 +233,15 @@ def _drifting(
 ) -> Line:
     algorithm, state, aris = ReplicatedCFL(), None, []
     for truth, rounds in ((before, range(1, 20)), (after, range(20, 41))):
-        clients = tuple(replace(client, label_map=views[truth[client.id]]) for client in pool.clients)
+        clients = tuple(
+            replace(client, label_map=views[truth[client.id]]) for client in pool.clients
+        )
         world = Backend.simulated_by(
-            replace(pool, clients=clients, true_clusters=truth), "mlp", algorithm, seed=seed, engine="stacked"
+            replace(pool, clients=clients, true_clusters=truth),
+            "mlp",
+            algorithm,
+            seed=seed,
+            engine="stacked",
         )
         state = state or algorithm.init(world.initial, world.clients)
         for number in rounds:
@@ -207,13 +249,23 @@ def _drifting(
             state, _ = algorithm.step(state, world.clients.ids, world.clients, this_round)
             aris.append(cluster_scores(state.tree.leaf_of, truth)["ari"])
     models, rows = state.tree.models([state.tree.leaf_of[client] for client in world.clients.ids])
-    accuracy = float(world.clients.evaluate(world.clients.ids, models, rows, "test").scores[:, 0].mean())
+    accuracy = float(
+        world.clients.evaluate(world.clients.ids, models, rows, "test").scores[:, 0].mean()
+    )
     return {"accuracy": accuracy, "ari_before": aris[18], "ari_at_40": aris[-1], "aris": aris}
 
 
-def cost(seed: int, data_dir: Path | None, done: set[tuple[str, ...]], wanted: Wanted) -> Iterator[Line]:
+def cost(
+    seed: int, data_dir: Path | None, done: set[tuple[str, ...]], wanted: Wanted
+) -> Iterator[Line]:
     """Measure 60 rounds of rcfl beside as many of the oracle's, which trains the same clusters without checks."""
-    settings = {"clients": 20, "samples_per_client": 300, "test_samples": 500, "shift": "label_swap", "clusters": 4}
+    settings = {
+        "clients": 20,
+        "samples_per_client": 300,
+        "test_samples": 500,
+        "shift": "label_swap",
+        "clusters": 4,
+    }
     federation = load_federation("mnist", seed=seed, data_dir=data_dir, **settings)
     truth = federation.true_clusters
     assert truth is not None  # a shift makes clusters
@@ -221,13 +273,21 @@ def cost(seed: int, data_dir: Path | None, done: set[tuple[str, ...]], wanted: W
         if ("cost", "label_swap 300", name, str(seed)) in done:
             continue
         algorithm = Oracle(truth) if name == "oracle" else ReplicatedCFL()
-        settings = {"local": LOCAL, "rounds": 60, "seed": seed, "engine": "stacked", **SETTINGS.get(name, {})}
+        settings = {
+            "local": LOCAL,
+            "rounds": 60,
+            "seed": seed,
+            "engine": "stacked",
+            **SETTINGS.get(name, {}),
+        }
         run = simulate(algorithm, "mlp", federation, **settings)
         yield {
             **{"part": "cost", "task": "label_swap 300", "method": name, "seed": seed},
             "bytes": run.summary["bytes_up"] + run.summary["bytes_down"],
             "seconds": run.summary["seconds"],
-            "checks": sum(event["kind"] in ("tested", "checked", "regrouped") for event in run.events),
+            "checks": sum(
+                event["kind"] in ("tested", "checked", "regrouped") for event in run.events
+            ),
         }
 
 
@@ -247,7 +307,11 @@ def work(job: tuple[str, int, Path | None, Path, set[tuple[str, ...]], Wanted]) 
 def read(out: Path) -> list[Line]:
     """Return what has been run; of two lines about one run the last."""
     lines = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
-    return list({(line["part"], line["task"], line["method"], line["seed"]): line for line in lines}.values())
+    return list(
+        {
+            (line["part"], line["task"], line["method"], line["seed"]): line for line in lines
+        }.values()
+    )
 
 
 def tables(lines: Sequence[Line]) -> Iterator[Table]:
@@ -256,7 +320,10 @@ def tables(lines: Sequence[Line]) -> Iterator[Table]:
     for line in lines:
         by_case[line["part"], line["task"], line["method"]].append(line)
     yield suite_table({case[1:]: found for case, found in by_case.items() if case[0] == "suite"})
-    kinds = {part: {case[1:]: found for case, found in by_case.items() if case[0] == part} for part in PARTS}
+    kinds = {
+        part: {case[1:]: found for case, found in by_case.items() if case[0] == part}
+        for part in PARTS
+    }
     yield as_table(
         "unequal clusters",
         ("clusters", "runs", "mean ARI", "lowest", "clients of each"),
@@ -282,13 +349,25 @@ def _sizes_cells(found: Sequence[Line]) -> list[str]:
 def _drift_cells(found: Sequence[Line]) -> list[str]:
     before, after = ([line[key] for line in found] for key in ("ari_before", "ari_at_40"))
     accuracy = 100 * mean(line["accuracy"] for line in found)
-    return [str(len(found)), f"{mean(before):.3f}", f"{mean(after):.3f}", f"{min(after):.2f}", f"{accuracy:.1f}"]
+    return [
+        str(len(found)),
+        f"{mean(before):.3f}",
+        f"{mean(after):.3f}",
+        f"{min(after):.2f}",
+        f"{accuracy:.1f}",
+    ]
 
 
 def _cost_cells(found: Sequence[Line]) -> list[str]:
     checks, bytes_sent = (mean(line[key] for line in found) for key in ("checks", "bytes"))
     train, server = (mean(line["seconds"][key] for line in found) for key in ("train", "server"))
-    return [str(len(found)), f"{checks:g}", f"{bytes_sent / 1e6:.0f}", f"{train:.1f}", f"{server:.2f}"]
+    return [
+        str(len(found)),
+        f"{checks:g}",
+        f"{bytes_sent / 1e6:.0f}",
+        f"{train:.1f}",
+        f"{server:.2f}",
+    ]
 
 
 def suite_table(by_case: Mapping[tuple[str, str], Sequence[Line]]) -> Table:
@@ -301,7 +380,9 @@ def suite_table(by_case: Mapping[tuple[str, str], Sequence[Line]]) -> Table:
         if tuned:
             best = max(tuned, key=lambda method: mean(line["accuracy"] for line in tuned[method]))
             shown[f"cfl, best of grid ({best.removeprefix('cfl ')})"] = tuned[best]
-        best = max((lines for method, lines in shown.items() if method != "oracle"), key=_mean_accuracy)
+        best = max(
+            (lines for method, lines in shown.items() if method != "oracle"), key=_mean_accuracy
+        )
         for method, lines in shown.items():
             aris = [line["ari"] for line in lines if line["ari"] is not None]
             by_15 = [line["ari_by_15"] for line in lines if line["ari_by_15"] is not None]
@@ -317,7 +398,16 @@ def suite_table(by_case: Mapping[tuple[str, str], Sequence[Line]]) -> Table:
                     "first" if lines is best else _behind(lines, best),
                 )
             )
-    columns = ("task", "method", "runs", "accuracy, %", "ARI", "by round 15", "parted", "behind the first, points")
+    columns = (
+        "task",
+        "method",
+        "runs",
+        "accuracy, %",
+        "ARI",
+        "by round 15",
+        "parted",
+        "behind the first, points",
+    )
     return as_table("tasks", columns, rows)
 
 
@@ -328,9 +418,15 @@ def _mean_accuracy(lines: Sequence[Line]) -> float:
 def _behind(lines: Sequence[Line], best: Sequence[Line]) -> str:
     """Say how far behind the best a method is, seed by seed; tied, if the 95 % interval includes that it is not."""
     first = {line["seed"]: line["accuracy"] for line in best}
-    behind = [100 * (first[line["seed"]] - line["accuracy"]) for line in lines if line["seed"] in first]
+    behind = [
+        100 * (first[line["seed"]] - line["accuracy"]) for line in lines if line["seed"] in first
+    ]
     middle, half = mean_and_interval(behind)
-    return f"{middle:.1f}" if half is None else f"{middle:.1f} ± {half:.1f}" + (", tied" if middle <= half else "")
+    return (
+        f"{middle:.1f}"
+        if half is None
+        else f"{middle:.1f} ± {half:.1f}" + (", tied" if middle <= half else "")
+    )
 
 
 def _estimate(values: Sequence[float]) -> str:
@@ -349,19 +445,28 @@ def as_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--out", type=Path, required=True, help="the file of lines")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=list(PARTS))
-    parser.add_argument("--methods", nargs="*", default=[], help="of the suite; those whose names begin so, or all")
-    parser.add_argument("--tasks", nargs="*", default=[], help="of the suite; those whose names begin so, or all")
+    parser.add_argument(
+        "--methods", nargs="*", default=[], help="of the suite; those whose names begin so, or all"
+    )
+    parser.add_argument(
+        "--tasks", nargs="*", default=[], help="of the suite; those whose names begin so, or all"
+    )
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--table", action="store_true", help="run nothing")
     arguments = parser.parse_args()
 
     if not arguments.table:
-        done = {(line["part"], line["task"], line["method"], str(line["seed"])) for line in read(arguments.out)}
+        done = {
+            (line["part"], line["task"], line["method"], str(line["seed"]))
+            for line in read(arguments.out)
+        }
         wanted = {"methods": tuple(arguments.methods), "tasks": tuple(arguments.tasks)}
         jobs = [
             (part, seed, arguments.data_dir, arguments.out, done, wanted)

@@ -38,7 +38,9 @@ SCHEDULES = {f"every {rounds}": rounds for rounds in (7, 4, 10, 14)}
 
 TASKS = {
     "schedule": [f"{shift} {images}" for images in (40, 100, 300) for shift in SHIFTED],
-    "replicates": [f"{kind} {images}" for images in (20, 40, 100, 300) for kind in ("iid", *SHIFTED)],
+    "replicates": [
+        f"{kind} {images}" for images in (20, 40, 100, 300) for kind in ("iid", *SHIFTED)
+    ],
 }
 METHODS = {"schedule": list(SCHEDULES), "replicates": ["all"]}
 
@@ -48,7 +50,13 @@ def federation_of(task: str, seed: int, data_dir: Path | None) -> Federation:
     kind, images = task.split()
     shifted = {"shift": kind, "clusters": 4} if kind in SHIFTED else {}
     return load_federation(
-        "mnist", clients=20, samples_per_client=int(images), test_samples=500, seed=seed, data_dir=data_dir, **shifted
+        "mnist",
+        clients=20,
+        samples_per_client=int(images),
+        test_samples=500,
+        seed=seed,
+        data_dir=data_dir,
+        **shifted,
     )
 
 
@@ -62,9 +70,23 @@ def replicates(task: str, _: str, seed: int, data_dir: Path | None) -> Line:
 
 def schedule(task: str, method: str, seed: int, data_dir: Path | None) -> Line:
     """Run rcfl with its checks in other rounds."""
-    settings = {"local": LOCAL, "rounds": ROUNDS, "evaluate_every": ROUNDS, "seed": seed, "engine": "stacked"}
-    run = simulate(ReplicatedCFL(check_every=SCHEDULES[method]), "mlp", federation_of(task, seed, data_dir), **settings)
-    clusters = {"ari": run.summary["clusters"]["ari"], "ari_by_15": run.metric_rows[BY_ROUND - 1]["ari"]}
+    settings = {
+        "local": LOCAL,
+        "rounds": ROUNDS,
+        "evaluate_every": ROUNDS,
+        "seed": seed,
+        "engine": "stacked",
+    }
+    run = simulate(
+        ReplicatedCFL(check_every=SCHEDULES[method]),
+        "mlp",
+        federation_of(task, seed, data_dir),
+        **settings,
+    )
+    clusters = {
+        "ari": run.summary["clusters"]["ari"],
+        "ari_by_15": run.metric_rows[BY_ROUND - 1]["ari"],
+    }
     return {"accuracy": run.summary["accuracy"]["mean"], **clusters}
 
 
@@ -88,13 +110,17 @@ def read(out: Path) -> dict[Job, Line]:
     return {(line["part"], line["task"], line["method"], line["seed"]): line for line in lines}
 
 
-def jobs(parts: Sequence[str], endings: Sequence[str], methods: Sequence[str], seeds: int) -> Iterator[Job]:
+def jobs(
+    parts: Sequence[str], endings: Sequence[str], methods: Sequence[str], seeds: int
+) -> Iterator[Job]:
     """List what is to be run: tasks by the endings of their names, and everything with one seed before the next."""
     for part in parts:
         for ending in endings:
             for seed in range(seeds):
                 for task in (task for task in TASKS[part] if task.endswith(ending)):
-                    yield from ((part, task, method, seed) for method in METHODS[part] if method in methods)
+                    yield from (
+                        (part, task, method, seed) for method in METHODS[part] if method in methods
+                    )
 
 
 def findings_table(found: Sequence[Line]) -> Table:
@@ -109,7 +135,16 @@ def findings_table(found: Sequence[Line]) -> Table:
         cells = [_share_and_ari(scores, images) for images in ("20", "40", "100", "300")]
         less = [_estimate(_less(scores, runs[usual_of(way)], images)) for images in ("20", "40")]
         rows.append((way, *cells, *less, f"{sum(of_iid)} of {len(of_iid)}" if of_iid else ""))
-    columns = ("round, way", "20 images", "40", "100", "300", "ARI less rcfl's, 20", "40", "iid parted")
+    columns = (
+        "round, way",
+        "20 images",
+        "40",
+        "100",
+        "300",
+        "ARI less rcfl's, 20",
+        "40",
+        "iid parted",
+    )
     return as_table("share of runs with all clusters right · mean ARI", columns, rows)
 
 
@@ -121,16 +156,24 @@ def usual_of(way: str) -> str:
 
 def _shifted(scores: Mapping[tuple[str, int], Line], images: str) -> dict[tuple[str, int], Line]:
     return {
-        case: score for case, score in scores.items() if case[0].startswith(SHIFTED) and case[0].endswith(f" {images}")
+        case: score
+        for case, score in scores.items()
+        if case[0].startswith(SHIFTED) and case[0].endswith(f" {images}")
     }
 
 
 def _share_and_ari(scores: Mapping[tuple[str, int], Line], images: str) -> str:
     some = _shifted(scores, images).values()
-    return f"{mean(each['right'] for each in some):.2f} · {mean(each['ari'] for each in some):.3f}" if some else ""
+    return (
+        f"{mean(each['right'] for each in some):.2f} · {mean(each['ari'] for each in some):.3f}"
+        if some
+        else ""
+    )
 
 
-def _less(scores: Mapping[tuple[str, int], Line], usual: Mapping[tuple[str, int], Line], images: str) -> list[float]:
+def _less(
+    scores: Mapping[tuple[str, int], Line], usual: Mapping[tuple[str, int], Line], images: str
+) -> list[float]:
     """Return the differences of the ARI, one for each seed: tasks of a seed are not independent."""
     by_seed: dict[int, list[float]] = defaultdict(list)
     for case, score in _shifted(scores, images).items():
@@ -144,7 +187,9 @@ def schedule_table(found: Sequence[Line]) -> Table:
     for line in found:
         by_case[line["task"], line["method"]][line["seed"]] = line
     rows: list[tuple[str, ...]] = []
-    for (task, method), runs in sorted(by_case.items(), key=lambda case: TASKS["schedule"].index(case[0][0])):
+    for (task, method), runs in sorted(
+        by_case.items(), key=lambda case: TASKS["schedule"].index(case[0][0])
+    ):
         usual = by_case[task, next(iter(SCHEDULES))]
         pairs = [(line, usual[seed]) for seed, line in runs.items() if seed in usual]
         rows.append(
@@ -158,7 +203,11 @@ def schedule_table(found: Sequence[Line]) -> Table:
                 f"{mean(line['ari_by_15'] for line in runs.values()):.3f}",
             )
         )
-    return as_table("schedules", ("task", "checks", "runs", "accuracy, %", "less rcfl's", "ARI", "by round 15"), rows)
+    return as_table(
+        "schedules",
+        ("task", "checks", "runs", "accuracy, %", "less rcfl's", "ARI", "by round 15"),
+        rows,
+    )
 
 
 def _estimate(values: Sequence[float]) -> str:
@@ -169,12 +218,19 @@ def _estimate(values: Sequence[float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--out", type=Path, required=True, help="the file of lines")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=list(PARTS))
-    parser.add_argument("--tasks", nargs="*", default=["40", "20", "100", "300"], help="whose names end so, in order")
+    parser.add_argument(
+        "--tasks",
+        nargs="*",
+        default=["40", "20", "100", "300"],
+        help="whose names end so, in order",
+    )
     parser.add_argument("--methods", nargs="*", default=["all", *SCHEDULES], help="schedules")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--table", action="store_true", help="run nothing")

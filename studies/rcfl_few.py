@@ -47,7 +47,9 @@ class Case:
     rounds: int = 20
     model: str = "mlp"
     begins: int = 1  # the round in which the clusters appear
-    alpha: float = 0.0  # above 0: no clusters, but labels spread over the clients by Dirichlet(alpha)
+    alpha: float = (
+        0.0  # above 0: no clusters, but labels spread over the clients by Dirichlet(alpha)
+    )
 
     @property
     def clients(self) -> int:
@@ -58,7 +60,14 @@ class Case:
 def lenet(seed: int) -> nn.Module:
     """Return LeNet-5 for images of 28 x 28 pixels."""
     torch.manual_seed(seed)
-    maps = [nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2)]
+    maps = [
+        nn.Conv2d(1, 6, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+    ]
     dense = [nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)]
     return nn.Sequential(*maps, nn.Flatten(), *dense)
 
@@ -77,7 +86,9 @@ CASES: Mapping[str, Case] = {
     "2/2/2/14, swap": Case("label_swap", (14, 2, 2, 2)),
     "20 images a client, rotation": Case("rotation", (5, 5, 5, 5), images=20, rounds=40),
     "clusters appear in round 34": Case("label_permutation", (5, 5, 5, 5), rounds=60, begins=34),
-    "clusters appear in round 34, 6 clients": Case("label_permutation", (3, 3), rounds=60, begins=34),
+    "clusters appear in round 34, 6 clients": Case(
+        "label_permutation", (3, 3), rounds=60, begins=34
+    ),
     "LeNet, 10 clients, 4 swaps": Case("label_swap", (3, 3, 2, 2), rounds=10, model="lenet"),
     "Dirichlet(0.1), 20 clients": Case("", (20,), rounds=40, alpha=0.1),
     "Dirichlet(0.5), 20 clients": Case("", (20,), rounds=40, alpha=0.5),
@@ -90,10 +101,17 @@ CASES: Mapping[str, Case] = {
 
 def federation_of(case: Case, seed: int, data_dir: Path | None) -> Federation:
     """Return MNIST on the case's clients, in the case's clusters."""
-    settings: dict[str, Any] = {"clients": case.clients, "samples_per_client": case.images, "test_samples": 500}
+    settings: dict[str, Any] = {
+        "clients": case.clients,
+        "samples_per_client": case.images,
+        "test_samples": 500,
+    }
     settings |= {"seed": seed, "data_dir": data_dir}
     if case.alpha:
-        spread: dict[str, Any] = {"partition": "dirichlet", "partition_arguments": {"alpha": case.alpha}}
+        spread: dict[str, Any] = {
+            "partition": "dirichlet",
+            "partition_arguments": {"alpha": case.alpha},
+        }
         return load_federation("mnist", **settings, **spread)
     if not case.shift:
         return load_federation("mnist", **settings)
@@ -157,21 +175,37 @@ def _appearing(case: Case, algorithm: Algorithm, seed: int, federation: Federati
         elif method is not first:
             state = method.init(state.tree.nodes[0].params, world.clients)
         for number in rounds:
-            state, _ = method.step(state, world.clients.ids, world.clients, Round(number, LOCAL, seed))
+            state, _ = method.step(
+                state, world.clients.ids, world.clients, Round(number, LOCAL, seed)
+            )
             aris.append(cluster_scores(state.tree.leaf_of, truth)["ari"] or 0.0)
-        models, rows = state.tree.models([state.tree.leaf_of[client] for client in world.clients.ids])
+        models, rows = state.tree.models(
+            [state.tree.leaf_of[client] for client in world.clients.ids]
+        )
         scores = world.clients.evaluate(world.clients.ids, models, rows, "test").scores
     found = next((number for number, ari in enumerate(aris, 1) if ari == 1), None)
     clusters = sum(bool(leaf.members) for leaf in state.tree.leaves)
     accuracy = float(scores[:, 0].mean())
-    return {"accuracy": accuracy, "ari": aris[-1], "ari_3": aris[2], "found": found, "clusters": clusters}
+    return {
+        "accuracy": accuracy,
+        "ari": aris[-1],
+        "ari_3": aris[2],
+        "found": found,
+        "clusters": clusters,
+    }
 
 
 def work(job: tuple[str, str, int, Path | None, Path]) -> str:
     """Run one method at one case with one seed, and write its line."""
     name, method, seed, data_dir, out = job
     torch.set_num_threads(1)
-    line = {"part": "few", "task": name, "method": method, "seed": seed, **run(CASES[name], method, seed, data_dir)}
+    line = {
+        "part": "few",
+        "task": name,
+        "method": method,
+        "seed": seed,
+        **run(CASES[name], method, seed, data_dir),
+    }
     jsonl.add(out, line)
     return f"{name}: {method}, seed {seed}"
 
@@ -209,7 +243,9 @@ def _cells(found: Mapping[str, list[Line]]) -> Iterator[str]:
     yield _accuracy(found["fedavg"])
     yield _accuracy(found["oracle"])
     other = {line["seed"]: line["accuracy"] for line in found["oracle"] or found["fedavg"]}
-    ahead = [100 * (line["accuracy"] - other[line["seed"]]) for line in rcfl if line["seed"] in other]
+    ahead = [
+        100 * (line["accuracy"] - other[line["seed"]]) for line in rcfl if line["seed"] in other
+    ]
     middle, interval = mean_and_interval(ahead) if ahead else (0.0, None)
     yield f"{middle:+.1f}" + (f" ± {interval:.1f}" if interval is not None else "")
     yield _accuracy(found["cfl"])
@@ -244,7 +280,8 @@ def main() -> None:
             for name in CASES
             if name.startswith(given.only)
             for method in given.methods
-            if (name, method, seed) not in done and not (method == "oracle" and not CASES[name].shift)
+            if (name, method, seed) not in done
+            and not (method == "oracle" and not CASES[name].shift)
         ]
         with multiprocessing.get_context("spawn").Pool(given.processes) as pool:
             for finished in pool.imap_unordered(work, jobs):

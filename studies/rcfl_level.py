@@ -51,14 +51,22 @@ class Case:
 def batch_norm(seed: int) -> nn.Module:
     """Return a perceptron with BatchNorm."""
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Flatten(), nn.Linear(784, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 10))
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(784, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 10)
+    )
 
 
 CASES: Mapping[str, Case] = {
-    **{f"{n} clients, {images} images": Case(n, images) for images in (40, 300) for n in (2, 4, 6, 10, 20)},
+    **{
+        f"{n} clients, {images} images": Case(n, images)
+        for images in (40, 300)
+        for n in (2, 4, 6, 10, 20)
+    },
     "10 clients, 40 images, BatchNorm": Case(10, 40, model="batch_norm"),
     "10 clients, 40 images, momentum 0.9": Case(10, 40, replace(LOCAL, momentum=0.9, lr=0.02)),
-    "10 clients, 40 images, step size 0.01": Case(10, 40, replace(LOCAL, lr=0.01)),  # so that updates are made longer
+    "10 clients, 40 images, step size 0.01": Case(
+        10, 40, replace(LOCAL, lr=0.01)
+    ),  # so that updates are made longer
     "10 clients, 40 images, 10 epochs": Case(10, 40, replace(LOCAL, epochs=10)),
     "10 clients, 20 to 1,000 images": Case(10, 150, spread=1.0),
     "14 clients, 40 images, check in round 7": Case(14, 40, rounds=7),
@@ -73,13 +81,18 @@ def _all_images(data_dir: Path | None) -> Federation:
 
 def dealt(case: Case, seed: int, data_dir: Path | None) -> Federation:
     """Deal images at random, each to one client."""
-    draw, everything = np.random.default_rng([seed, case.clients, case.images]), _all_images(data_dir)
+    draw, everything = (
+        np.random.default_rng([seed, case.clients, case.images]),
+        _all_images(data_dir),
+    )
     images = np.concatenate([np.asarray(client.train) for client in everything.clients])
     sizes = case.images * np.exp(case.spread * draw.normal(size=case.clients))
     ends = np.cumsum(np.clip(sizes.round(), min(20, case.images), 1000).astype(int))
     hands = np.split(draw.permutation(images), ends)[: case.clients]
     clients = zip(everything.clients[: case.clients], hands, strict=True)
-    return replace(everything, clients=tuple(replace(client, train=np.sort(hand)) for client, hand in clients))
+    return replace(
+        everything, clients=tuple(replace(client, train=np.sort(hand)) for client, hand in clients)
+    )
 
 
 def simulation(case: Case, seed: int, data_dir: Path | None) -> Line:
@@ -90,7 +103,9 @@ def simulation(case: Case, seed: int, data_dir: Path | None) -> Line:
     world = Backend.simulated_by(federation, model, algorithm, seed=seed, engine=engine)
     state, p_values = algorithm.init(world.initial, world.clients), dict[int, float]()
     for number in range(1, case.rounds + 1):
-        state, log = algorithm.step(state, world.clients.ids, world.clients, Round(number, case.local, seed))
+        state, log = algorithm.step(
+            state, world.clients.ids, world.clients, Round(number, case.local, seed)
+        )
         checks = [event for event in log.events if isinstance(event, Check)]
         if checks:
             p_values[number] = checks[0].p_value
@@ -112,7 +127,9 @@ def table(lines: Sequence[Line]) -> Table:
         by_case[line["case"]].append(line)
     rows = [(name, *_cells(by_case[name])) for name in CASES if name in by_case]
     rows.append(("all", *_cells(lines)))
-    shares = (f"p ≤ {level:g} in round {rounds}" for level in LEVELS for rounds in ("3", "7, 14, 21"))
+    shares = (
+        f"p ≤ {level:g} in round {rounds}" for level in LEVELS for rounds in ("3", "7, 14, 21")
+    )
     return as_table("clients of one distribution", ("case", "simulations", *shares, "parted"), rows)
 
 
@@ -120,7 +137,10 @@ def _cells(found: Sequence[Line]) -> Iterator[str]:
     yield str(len(found))
     for level in LEVELS:
         for rounds in (("3",), ("7", "14", "21")):
-            p = [np.array([line["p"][number] for line in found if number in line["p"]]) for number in rounds]
+            p = [
+                np.array([line["p"][number] for line in found if number in line["p"]])
+                for number in rounds
+            ]
             yield ", ".join(f"{(each <= level).mean():.1%}" for each in p if len(each))
     yield str(sum(line["parted"] for line in found))
 

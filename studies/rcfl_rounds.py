@@ -32,7 +32,12 @@ Line = dict[str, Any]
 CLIENTS, ROUNDS = 10, 10
 LOCAL = LocalTraining(epochs=2, batch_size=64, lr=0.005, momentum=0.9)
 METHODS = ("rcfl", "fedavg", "oracle")
-LEVELS: Mapping[str, tuple[int, ...]] = {"P(X)": (1, 3), "P(Y)": (6,), "P(Y|X)": (2,), "P(X|Y)": (1,)}
+LEVELS: Mapping[str, tuple[int, ...]] = {
+    "P(X)": (1, 3),
+    "P(Y)": (6,),
+    "P(Y|X)": (2,),
+    "P(X|Y)": (1,),
+}
 """Some of those at which there are clients that are alike, and others that are not."""
 
 
@@ -55,10 +60,16 @@ def run(method: str, federation: Federation, fold: int) -> Line:
     """Run a method; return accuracy and clusters at the end, and whether they were right after round 3."""
     truth = federation.true_clusters or {}
     made = {"rcfl": ReplicatedCFL(), "fedavg": FedAvg(), "oracle": Oracle(truth)}[method]
-    done = simulate(made, "lenet", federation, local=LOCAL, rounds=ROUNDS, seed=fold, evaluate_every=ROUNDS)
+    done = simulate(
+        made, "lenet", federation, local=LOCAL, rounds=ROUNDS, seed=fold, evaluate_every=ROUNDS
+    )
     found = done.summary["clusters"]
     clusters = {"clusters": found["found"], "true": len(set(truth.values())), "ari": found["ari"]}
-    return {"accuracy": done.summary["accuracy"]["mean"], **clusters, "ari_3": done.metric_rows[2]["ari"]}
+    return {
+        "accuracy": done.summary["accuracy"]["mean"],
+        **clusters,
+        "ari_3": done.metric_rows[2]["ari"],
+    }
 
 
 def table(lines: Sequence[Line]) -> Table:
@@ -97,7 +108,9 @@ def _cells(found: Mapping[str, list[Line]]) -> Iterator[str]:
     yield _accuracy(found["fedavg"])
     yield _accuracy(found["oracle"])
     known = {line["fold"]: line["accuracy"] for line in found["oracle"]}
-    ahead = [100 * (line["accuracy"] - known[line["fold"]]) for line in rcfl if line["fold"] in known]
+    ahead = [
+        100 * (line["accuracy"] - known[line["fold"]]) for line in rcfl if line["fold"] in known
+    ]
     middle, half = mean_and_interval(ahead) if ahead else (None, None)
     yield "" if middle is None else f"{middle:+.1f}" + ("" if half is None else f" ± {half:.1f}")
 
@@ -121,7 +134,10 @@ def main() -> None:
         for shift, levels in LEVELS.items()
         for level in levels
     ]
-    done = {(line["fold"], line["shift"], line["level"], line["method"]) for line in jsonl.read(given.out)}
+    done = {
+        (line["fold"], line["shift"], line["level"], line["method"])
+        for line in jsonl.read(given.out)
+    }
     for fold, shift, level, method in [job for job in jobs if job not in done]:
         federation = dealt(shift, level, fold, given.data_dir)
         head = {"shift": shift, "level": level, "fold": fold, "method": method}

@@ -50,7 +50,9 @@ def record(federation: Federation, seed: int) -> dict[str, list[Tensor]]:
 
     def parts(drawn_in: int, m: int, purpose: str) -> list[Tensor]:
         model, rows = state.tree.nodes[0].params[None], [0] * len(federation)
-        asked = [Round(drawn_in, LOCAL, seed, part=(k, m), purpose=f"{purpose} {k}") for k in range(m)]
+        asked = [
+            Round(drawn_in, LOCAL, seed, part=(k, m), purpose=f"{purpose} {k}") for k in range(m)
+        ]
         return [world.clients.train(federation.ids, model, rows, each).signatures for each in asked]
 
     for number in range(1, last + 1):
@@ -94,20 +96,28 @@ def nested(halves: Halves, noise: float, level: float, draw: np.random.Generator
 def each_way(parts: Sequence[Tensor], draw: np.random.Generator) -> tuple[Labels, float]:
     """Find clusters on each of m parts and judge them on the mean of the others; return the best and its p-value."""
     similarities, m = [cosine_similarity(part) for part in parts], len(parts)
-    cuts, noise = [partitions(similarity, "average") for similarity in similarities], noise_of(parts)
+    cuts, noise = (
+        [partitions(similarity, "average") for similarity in similarities],
+        noise_of(parts),
+    )
     as_it_is = np.arange(len(parts[0]))[None]
     seen = gains_each_way(similarities, cuts, noise, [as_it_is] * m)[0]
     if not (best := int(seen.argmax())):
         return np.zeros_like(as_it_is[0]), 1.0
     draws = round(DRAWS_TO_RESOLVE / COARSE)
     shuffled = [np.argsort(draw.random((draws, as_it_is.size)), axis=1) for _ in range(m - 1)]
-    by_chance = gains_each_way(similarities, cuts, noise, [np.repeat(as_it_is, draws, axis=0), *shuffled])
+    by_chance = gains_each_way(
+        similarities, cuts, noise, [np.repeat(as_it_is, draws, axis=0), *shuffled]
+    )
     p_value = (int((by_chance.max(axis=1) >= seen[best] - 1e-12).sum()) + 1) / (draws + 1)
     return partitions(np.mean(similarities, axis=0), "average")[best], p_value
 
 
 def gains_each_way(
-    similarities: Sequence[Similarity], cuts: Sequence[Labels], noise: float, orders: Sequence[Labels]
+    similarities: Sequence[Similarity],
+    cuts: Sequence[Labels],
+    noise: float,
+    orders: Sequence[Labels],
 ) -> NDArray[np.float64]:
     """Return G of each part's partitions on the mean of the others, the mean of all ways, ``[draws, K]``.
 
@@ -117,7 +127,11 @@ def gains_each_way(
     of_pairs: list[NDArray[np.float64]] = []
     for one, two in combinations(range(len(cuts)), 2):
         across = Across([similarities[one], similarities[two]], [cuts[one], cuts[two]], noise)
-        of_pairs.append(across.compute_gains(np.take_along_axis(orders[two], np.argsort(orders[one], axis=1), axis=1)))
+        of_pairs.append(
+            across.compute_gains(
+                np.take_along_axis(orders[two], np.argsort(orders[one], axis=1), axis=1)
+            )
+        )
     return np.mean(of_pairs, axis=0)
 
 
@@ -130,13 +144,20 @@ def noise_of(parts: Sequence[Tensor]) -> float:
 def outcomes(recorded: Mapping[str, Sequence[Tensor]], truth: Labels, seed: int) -> dict[str, Line]:
     """Judge all alternatives on the same updates."""
     draw, found = np.random.default_rng(seed), dict[str, Line]()
-    alike = {name: [cosine_similarity(half) for half in halves] for name, halves in recorded.items()}
+    alike = {
+        name: [cosine_similarity(half) for half in halves] for name, halves in recorded.items()
+    }
     noise = {name: noise_of(halves) for name, halves in recorded.items()}
 
     def score(way: str, labels: Labels, p_value: float = 0.0) -> None:
         decided = labels if p_value <= LEVEL else np.zeros_like(labels)
         ari = _ari(decided, truth)
-        found[way] = {"ari": ari, "right": ari == 1, "parted": bool(decided.any()), "p_value": p_value}
+        found[way] = {
+            "ari": ari,
+            "right": ari == 1,
+            "parted": bool(decided.any()),
+            "p_value": p_value,
+        }
 
     def judge(way: str, halves: Halves, sigma2: float, method: str = "average") -> Labels:
         finding = found_on(halves, sigma2, lambda half: partitions(half, method))
@@ -145,7 +166,10 @@ def outcomes(recorded: Mapping[str, Sequence[Tensor]], truth: Labels, seed: int)
 
     for number in CHECKED:
         two = f"{number} in 2"
-        best = {method: judge(f"{number} {method}", alike[two], noise[two], method) for method in LINKAGES}["average"]
+        best = {
+            method: judge(f"{number} {method}", alike[two], noise[two], method)
+            for method in LINKAGES
+        }["average"]
         alike_in_all = cosine_similarity(recorded[two][0] + recorded[two][1])
         labels = partitions(alike_in_all, "average")[best.max()]
         score(f"{number} labels of the sums", labels, found[f"{number} average"]["p_value"])
@@ -157,8 +181,14 @@ def outcomes(recorded: Mapping[str, Sequence[Tensor]], truth: Labels, seed: int)
             for name, similarity in ways_to_compare(*recorded[two]).items():
                 score(f"{number} {name}", partitions(similarity, "average")[truth.max()])
     first, last = CHECKED
-    for name, halves in {"the same halves": f"{last} as {first}", "new halves": f"{last} in 2"}.items():
-        both = [(one + other) / 2 for one, other in zip(alike[f"{first} in 2"], alike[halves], strict=True)]
+    for name, halves in {
+        "the same halves": f"{last} as {first}",
+        "new halves": f"{last} in 2",
+    }.items():
+        both = [
+            (one + other) / 2
+            for one, other in zip(alike[f"{first} in 2"], alike[halves], strict=True)
+        ]
         judge(f"{last} and {first}, {name}", both, (noise[f"{first} in 2"] + noise[halves]) / 2)
     return found
 

@@ -33,7 +33,9 @@ HIGHEST_COMPLEXITY = 12
 VERBS = frozenset(Path(__file__).with_name("readability_verbs.txt").read_text("utf-8").split())
 """First words of function names that count as verbs."""
 
-RELATIVE_CLAUSE = re.compile(r"^(return )?(what|who|whom|whose|how|where|when|which|those|that)\b", re.IGNORECASE)
+RELATIVE_CLAUSE = re.compile(
+    r"^(return )?(what|who|whom|whose|how|where|when|which|those|that)\b", re.IGNORECASE
+)
 
 Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -100,7 +102,14 @@ def complexity_of(function: ast.AST) -> int:
         elif isinstance(node, ast.comprehension):
             total += 1 + len(node.ifs)
         elif isinstance(
-            node, ast.If | ast.For | ast.While | ast.ExceptHandler | ast.IfExp | ast.Assert | ast.match_case
+            node,
+            ast.If
+            | ast.For
+            | ast.While
+            | ast.ExceptHandler
+            | ast.IfExp
+            | ast.Assert
+            | ast.match_case,
         ):
             total += 1
         pending.extend(ast.iter_child_nodes(node))
@@ -292,7 +301,9 @@ def print_samples(seed: int, docstrings: int, errors: int, pages: int) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     figures = commands.add_parser("figures", help="count what makes code hard to read")
     figures.add_argument("roots", nargs="+", type=Path, help="folders of Python modules")

@@ -62,7 +62,11 @@ def imports_in_a_cycle() -> Sequence[str]:
 
 def hooks_of(kind: type) -> list[str]:
     """Return the public methods and properties that a class defines itself."""
-    defined = (name for name, value in vars(kind).items() if inspect.isfunction(value) or isinstance(value, property))
+    defined = (
+        name
+        for name, value in vars(kind).items()
+        if inspect.isfunction(value) or isinstance(value, property)
+    )
     return [name for name in defined if not name.startswith("_")]
 
 

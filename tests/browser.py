@@ -13,7 +13,12 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_pla
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
-QUIET = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update")
+QUIET = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+)
 
 HOW = "install one, such as with: apt-get install chromium; or name one in the environment variable CHROME"
 
@@ -59,7 +64,9 @@ class Watched:
 
 
 @contextmanager
-def visit(browser: Browser, url: str, *, width: int = 1280, scheme: str = "light") -> Iterator[Watched]:
+def visit(
+    browser: Browser, url: str, *, width: int = 1280, scheme: str = "light"
+) -> Iterator[Watched]:
     """Open a page at some width, by day or by night."""
     narrow = width < 600
     context = browser.new_context(

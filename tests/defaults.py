@@ -31,7 +31,12 @@ def default_lines() -> list[str]:
     """Return a line for each parameter that has a default, such as ``fedclade.CFL(eps1=0.4)``."""
     lines: set[str] = set()
     seen: set[int] = set()
-    for module_name in ["fedclade", *(f"fedclade.{room}" for room in ROOMS), *MODULES, "fedclade_papers"]:
+    for module_name in [
+        "fedclade",
+        *(f"fedclade.{room}" for room in ROOMS),
+        *MODULES,
+        "fedclade_papers",
+    ]:
         module = importlib.import_module(module_name)
         for name in sorted(module.__all__):
             public = getattr(module, name)
@@ -66,7 +71,11 @@ def parameter_lines(path: str, function: Callable[..., Any]) -> Iterator[str]:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:  # an exception, a protocol, or the like
         return
-    fields = {field.name: field for field in dataclasses.fields(function)} if dataclasses.is_dataclass(function) else {}
+    fields = (
+        {field.name: field for field in dataclasses.fields(function)}
+        if dataclasses.is_dataclass(function)
+        else {}
+    )
     for parameter in parameters:
         default = parameter.default
         if default is inspect.Parameter.empty:

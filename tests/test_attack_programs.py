@@ -48,7 +48,9 @@ def test_no_attack_of_a_program_succeeds(program: str, tmp_path: Path):
     options = STEERED if program in table.APART else []
     command = [sys.executable, str(FOLDER / f"{program}.py"), "--json", str(file), *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LONG, check=False)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=LONG, check=False
+    )
     assert file.exists(), done.stderr
     rows = json.loads(file.read_text(encoding="utf-8"))
     assert rows
@@ -59,7 +61,9 @@ def test_no_attack_of_a_program_succeeds(program: str, tmp_path: Path):
 def test_no_attack_on_protected_nodes_succeeds_in_one_process(tmp_path: Path):
     rows = over_tls.attack_in_process(tmp_path, protected=True)
     assert [row for row in rows if row.succeeded] == []
-    assert [row.detail for row in rows if row.attack == "booked"] == ["4 of 4 requests in the client's ledger"]
+    assert [row.detail for row in rows if row.attack == "booked"] == [
+        "4 of 4 requests in the client's ledger"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +89,9 @@ def test_unprotected_nodes_reveal_an_update_and_its_norm(unprotected: dict[str, 
     for attack in ("update alone", "sum of one, uncounted colluder"):
         assert unprotected[attack].detail == "cosine with the update 1.0000"
     assert "16 entries of the update 1.0000" in unprotected["evaluate, on train data"].detail
-    assert re.search(r"norm 1\.\d+e\+25, more than 1e\+18", unprotected["refusals, overlong update"].detail)
+    assert re.search(
+        r"norm 1\.\d+e\+25, more than 1e\+18", unprotected["refusals, overlong update"].detail
+    )
 
 
 def test_lists_that_do_not_fit_open_an_update_if_clients_do_not_bind_what_they_sign_to_them(
@@ -104,7 +110,10 @@ def test_lists_that_do_not_fit_open_an_update_if_clients_do_not_bind_what_they_s
 
 
 def test_a_program_reports_each_row_and_ends_with_1_if_an_attack_succeeds(tmp_path: Path, capsys):
-    rows = [common.Row("first", False, "refused | why"), common.Row("second", True, "read 3 images")]
+    rows = [
+        common.Row("first", False, "refused | why"),
+        common.Row("second", True, "read 3 images"),
+    ]
     file = tmp_path / "rows.json"
     assert common.report(rows, file) == 1
     assert common.read_rows(file) == rows
@@ -115,7 +124,12 @@ def test_a_program_reports_each_row_and_ends_with_1_if_an_attack_succeeds(tmp_pa
 
 def test_the_table_counts_the_variants_of_an_attack_and_cuts_details():
     after = [
-        {"program": "p", "attack": "p norm, loop", "succeeded": False, "detail": "refused: at once | norm 3"},
+        {
+            "program": "p",
+            "attack": "p norm, loop",
+            "succeeded": False,
+            "detail": "refused: at once | norm 3",
+        },
         {"program": "p", "attack": "p norm, vmap", "succeeded": True, "detail": "read"},
         {"program": "p", "attack": "new", "succeeded": False, "detail": "refused"},
     ]
@@ -134,7 +148,9 @@ def test_a_refusal_is_cut_and_a_field_that_should_be_missing_counts():
     assert (row.succeeded, row.detail) == (False, f"refused | {110 * 'x'}")
     reply = common.Content({"loss": 1.0})
     assert common.try_query("a", lambda: reply, "loss") == common.Row("a", True, "answered loss")
-    assert common.try_query("a", lambda: reply, "norm") == common.Row("a", False, "answered without norm")
+    assert common.try_query("a", lambda: reply, "norm") == common.Row(
+        "a", False, "answered without norm"
+    )
 
 
 def test_the_private_node_is_none_of_a_sum():

@@ -20,13 +20,20 @@ from tests.docs.blocks import text_of
 from tests.docs.configs import check_toml
 
 DOCS = Path(__file__).parents[1] / "docs"
-DATA = {"data.name": "digits", "data.clients": 4, "data.samples_per_client": 20, "model.name": "mclr"}
+DATA = {
+    "data.name": "digits",
+    "data.clients": 4,
+    "data.samples_per_client": 20,
+    "model.name": "mclr",
+}
 
 
 def table(page: str, first: str) -> list[list[str]]:
     """Return the cells of a table of a page, by the start of its head."""
     text = (DOCS / page).read_text(encoding="utf-8")
-    (found,) = re.findall(rf"^\| {re.escape(first)} \|.*\n\|[:|-]+\n((?:\|.*\n)+)", text, flags=re.MULTILINE)
+    (found,) = re.findall(
+        rf"^\| {re.escape(first)} \|.*\n\|[:|-]+\n((?:\|.*\n)+)", text, flags=re.MULTILINE
+    )
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in found.splitlines()]
 
 
@@ -43,13 +50,22 @@ def test_the_run_config_of_the_page_is_one():
 
 
 def test_the_page_has_every_network_setting_with_its_default():
-    written = {key.strip("`"): default.strip("`") for key, default, _ in table("federation.md", "`[network]` key")}
-    told = {key: None if value == "–" else tomllib.loads(f"x = {value}")["x"] for key, value in written.items()}
+    written = {
+        key.strip("`"): default.strip("`")
+        for key, default, _ in table("federation.md", "`[network]` key")
+    }
+    told = {
+        key: None if value == "–" else tomllib.loads(f"x = {value}")["x"]
+        for key, value in written.items()
+    }
     assert told == {**asdict(Network()), **asdict(AppSettings())}
 
 
 def test_the_page_has_every_limit_of_a_client_with_its_default():
-    told = {key.strip("`"): default.strip("`") for key, default, _ in table("client-policy.md", "policy setting")}
+    told = {
+        key.strip("`"): default.strip("`")
+        for key, default, _ in table("client-policy.md", "policy setting")
+    }
     defaults = {field.name.replace("_", "-"): field.default for field in fields(Policy)}
     shown = {
         "allow": '"train evaluate statistics"',
@@ -103,7 +119,15 @@ def test_messages_have_what_the_page_says(tmp_path: Path):
         nodes = {10 + k: LocalNode(app, {"partition-id": k, **config}) for k in range(4)}
         grid = LocalGrid(nodes, DATA)
         local = LocalTraining(epochs=1)
-        federate(grid, algorithm, "mclr", rounds=2, local=local, network=Network(clients=4), permute=shares)
+        federate(
+            grid,
+            algorithm,
+            "mclr",
+            rounds=2,
+            local=local,
+            network=Network(clients=4),
+            permute=shares,
+        )
     grid = LocalGrid({10 + k: LocalNode(app, {"partition-id": k}) for k in range(4)}, DATA)
     network, signature = (
         Network(clients=4, secure_aggregation=True, secure_norm=8.0),
@@ -111,12 +135,25 @@ def test_messages_have_what_the_page_says(tmp_path: Path):
     )
     federate(grid, "cfl", "mclr", rounds=1, local=local, network=network, signature=signature)
     of_all = {"count", "means", "squares", "numbers", "labels"}
-    (tmp_path / "all.csv").write_text("who,x,y\n" + "".join(f"{k % 2},{k}.5,{k % 3 % 2}\n" for k in range(60)))
-    table_of_two = {"data.files": "all.csv", "data.client": "who", "data.target": "y", "data.standardize": "federated"}
-    nodes = {10 + k: LocalNode(app, {"partition-id": k, "data-dir": str(tmp_path)}) for k in range(2)}
-    grid = LocalGrid(nodes, {**table_of_two, "model.name": "mclr", "task.class_weights": "balanced"})
+    (tmp_path / "all.csv").write_text(
+        "who,x,y\n" + "".join(f"{k % 2},{k}.5,{k % 3 % 2}\n" for k in range(60))
+    )
+    table_of_two = {
+        "data.files": "all.csv",
+        "data.client": "who",
+        "data.target": "y",
+        "data.standardize": "federated",
+    }
+    nodes = {
+        10 + k: LocalNode(app, {"partition-id": k, "data-dir": str(tmp_path)}) for k in range(2)
+    }
+    grid = LocalGrid(
+        nodes, {**table_of_two, "model.name": "mclr", "task.class_weights": "balanced"}
+    )
     weighed = Task(class_weights="balanced")
-    federate(grid, "fedavg", "mclr", rounds=1, local=local, network=Network(clients=2), task=weighed)
+    federate(
+        grid, "fedavg", "mclr", rounds=1, local=local, network=Network(clients=2), task=weighed
+    )
     rows = table("wire-protocol.md", "request | request fields")
     told = {row[0].split()[0]: [names(cell) for cell in row[1:]] for row in rows}
     assert set(app.heard) == set(told)
@@ -125,7 +162,11 @@ def test_messages_have_what_the_page_says(tmp_path: Path):
         assert heard[0] - of_all - {"agreed"} == says | {"protocol"}, question
         assert (of_all <= heard[0]) == (question in ("train", "evaluate")), question
         assert heard[2] == answers | {"protocol"}, question
-        assert {name for name in heard[1] if not name.isdigit()} == {name for name in carries if not name.isdigit()}
-        assert {name for name in heard[3] if not name.isdigit()} == {name for name in gives if not name.isdigit()}
+        assert {name for name in heard[1] if not name.isdigit()} == {
+            name for name in carries if not name.isdigit()
+        }
+        assert {name for name in heard[3] if not name.isdigit()} == {
+            name for name in gives if not name.isdigit()
+        }
         assert bool(heard[1]) == bool(carries)
         assert bool(heard[3]) == bool(gives)

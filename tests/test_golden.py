@@ -87,7 +87,13 @@ def test_every_kind_of_privacy_has_a_case():
 @pytest.mark.parametrize(
     "key",
     [
-        *("data.drift", "presence.trace", "newcomers.join_round", "newcomers.leave_round", "stream"),
+        *(
+            "data.drift",
+            "presence.trace",
+            "newcomers.join_round",
+            "newcomers.leave_round",
+            "stream",
+        ),
         *("model.adapter", "model.freeze", "model.personal", "model.common", "local.keep_state"),
         *("network.secure_aggregation", "network.encoding", "privacy.permute", "faults.dropout"),
         *("aggregate.mixing", "aggregate.leave_out_opposed", "task.class_weights", "keep_best"),
@@ -172,7 +178,10 @@ def test_a_case_that_the_file_lacks_differs():
         (["check"], "check needs a FILE or --against COMMIT"),
         (["check", "golden.json", "--against", "HEAD"], "check needs a FILE or --against COMMIT"),
         (["write", "golden.json", "--source", "elsewhere"], "fedclade comes from "),
-        (["write", "golden.json", "--only", "no such case"], "no case has 'no such case' in its name"),
+        (
+            ["write", "golden.json", "--only", "no such case"],
+            "no case has 'no such case' in its name",
+        ),
     ],
 )
 def test_wrong_arguments_are_refused(arguments, why, monkeypatch, capsys):
@@ -238,12 +247,18 @@ def test_the_source_of_another_commit_is_compared(monkeypatch, capfd):
     arguments = ["check", "--against", "HEAD", "--only", "method: fedbuff"]
     assert run_golden(monkeypatch, *arguments) == 0
     assert "1 of 1 the same" in capfd.readouterr().out
-    paths = [line for line in git("worktree", "list", "--porcelain").splitlines() if line.startswith("worktree ")]
+    paths = [
+        line
+        for line in git("worktree", "list", "--porcelain").splitlines()
+        if line.startswith("worktree ")
+    ]
     assert paths
     assert not any(path.endswith("/worktree") for path in paths)  # the name of the temporary one
 
 
 def git(*arguments: str) -> str:
     """Return the output of git, run in this repository."""
-    done = subprocess.run(["git", "-C", str(ROOT), *arguments], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        ["git", "-C", str(ROOT), *arguments], check=True, capture_output=True, text=True
+    )
     return done.stdout

@@ -55,7 +55,10 @@ def find_imports(path: Path) -> Iterator[str]:
         elif isinstance(statement, ast.Try):
             pending += statement.body
         elif isinstance(statement, ast.ImportFrom):
-            candidates = [statement.module, *(f"{statement.module}.{alias.name}" for alias in statement.names)]
+            candidates = [
+                statement.module,
+                *(f"{statement.module}.{alias.name}" for alias in statement.names),
+            ]
             yield from (name for name in candidates if name in known)
         elif isinstance(statement, ast.Import):
             yield from (alias.name for alias in statement.names if alias.name in known)

@@ -32,7 +32,10 @@ def test_a_notebook_is_short_and_kept_without_outputs(name: str):
     assert "pip install 'fedclade[notebook" in first.source
     assert len(others) < 9
     assert [cell.id for cell in book.cells] == [f"{name}-{i}" for i in range(len(book.cells))]
-    assert sum(len(cell.source.split()) for cell in book.cells if cell.cell_type == "markdown") < MOST_WORDS
+    assert (
+        sum(len(cell.source.split()) for cell in book.cells if cell.cell_type == "markdown")
+        < MOST_WORDS
+    )
     for cell in book.cells:
         if cell.cell_type == "code":
             ast.parse(cell.source)
@@ -44,9 +47,13 @@ def test_a_notebook_is_short_and_kept_without_outputs(name: str):
 def test_a_notebook_runs(name: str, tmp_path: Path):
     """What it ends with is told by what it shows; without somebody who types there would be no bar."""
     book = read(name)
-    nbclient.NotebookClient(book, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    nbclient.NotebookClient(
+        book, timeout=300, resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
     shown = [output for cell in book.cells if cell.cell_type == "code" for output in cell.outputs]
-    assert {output.output_type for output in shown} <= {"execute_result", "display_data"}, "and nothing was warned of"
+    assert {output.output_type for output in shown} <= {"execute_result", "display_data"}, (
+        "and nothing was warned of"
+    )
     assert any("<progress" in output.data.get("text/html", "") for output in shown)
     plain = [output.data.get("text/plain", "") for output in shown]
     expected = {

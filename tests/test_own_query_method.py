@@ -28,7 +28,13 @@ Method: type[fedclade.Algorithm] = OWN["HistogramKMeans"]
 
 FOUR = (0, 0, 1, 1)
 ALLOWED = {"allow": "train evaluate label_histograms"}
-SECURE = {**ALLOWED, "secure-aggregation": True, "trust-server-keys": True, "min-honest": 2, "max-colluders": 0}
+SECURE = {
+    **ALLOWED,
+    "secure-aggregation": True,
+    "trust-server-keys": True,
+    "min-honest": 2,
+    "max-colluders": 0,
+}
 
 
 def with_other_labels() -> fedclade.Federation:
@@ -76,7 +82,9 @@ def test_each_client_answers_with_the_shares_of_the_labels_that_it_sees():
 def test_it_runs_on_ray_actors():
     pytest.importorskip("ray")
     actors = fedclade.Actors(count=2, cores=1)
-    there = fedclade.simulate(Method(), perceptron, FEDERATION, rounds=2, engine="ray", actors=actors)
+    there = fedclade.simulate(
+        Method(), perceptron, FEDERATION, rounds=2, engine="ray", actors=actors
+    )
     here = fedclade.simulate(Method(), perceptron, FEDERATION, rounds=2, engine="loop")
     assert leaves(there) == leaves(here) == [(0, 1), (2, 3)]
 
@@ -96,29 +104,42 @@ def test_the_default_policy_refuses_it(own_kind: dict[str, Any]):
 
 def test_an_app_that_does_not_know_the_kind_refuses_it(own_kind: dict[str, Any]):
     grid = grid_of(FEDERATION)
-    with pytest.raises(UpdateError, match=r"'label_histograms', which it does not know; .*client_app\(queries="):
+    with pytest.raises(
+        UpdateError, match=r"'label_histograms', which it does not know; .*client_app\(queries="
+    ):
         federated(grid, Method(), rounds=2)
 
 
-def test_a_client_with_secure_aggregation_discloses_it_if_its_policy_says_so(own_kind: dict[str, Any]):
+def test_a_client_with_secure_aggregation_discloses_it_if_its_policy_says_so(
+    own_kind: dict[str, Any],
+):
     def run(config: dict[str, Any]) -> fedclade.Run:
         grid = grid_of(FEDERATION, config=config, **own_kind)
         network = network_of(grid, secure_aggregation=True, secure_fewest=2, secure_colluders=0)
         return federated(grid, Method(), rounds=1, network=network)
 
-    with pytest.raises(UpdateError, match=r'none of 4 clients .* disclose="label_histograms" in its node config'):
+    with pytest.raises(
+        UpdateError, match=r'none of 4 clients .* disclose="label_histograms" in its node config'
+    ):
         run(SECURE)
     assert leaves(run({**SECURE, "disclose": "label_histograms"})) == [(0, 1), (2, 3)]
 
 
 @pytest.mark.parametrize(
     "change",
-    [lambda row: 2 * row, lambda row: -row, lambda row: row[:-1], lambda row: torch.full_like(row, torch.nan)],
+    [
+        lambda row: 2 * row,
+        lambda row: -row,
+        lambda row: row[:-1],
+        lambda row: torch.full_like(row, torch.nan),
+    ],
     ids=["too large", "negative", "too short", "not finite"],
 )
 def test_an_answer_that_is_no_histogram_counts_as_none(own_kind: dict[str, Any], change: Any):
     def spoilt(honest: RecordDict) -> RecordDict:
-        row = torch.frombuffer(bytearray(honest["vectors"]["label_histograms"].data), dtype=torch.float32)
+        row = torch.frombuffer(
+            bytearray(honest["vectors"]["label_histograms"].data), dtype=torch.float32
+        )
         vectors = ArrayRecord({"label_histograms": wire.raw_vector(change(row).contiguous())})
         return RecordDict({**honest, "vectors": vectors})
 
@@ -134,7 +155,9 @@ def test_a_private_client_refuses_it():
     clients, _ = simulated(FEDERATION, linear())
     sizes = dict(FEDERATION.sizes)
     private = Channel(clients, *client_side(privatizing(privacy, sizes, FEDERATION.keys)))
-    with pytest.raises(ConfigError, match="with differential privacy do not tell shares of their labels"):
+    with pytest.raises(
+        ConfigError, match="with differential privacy do not tell shares of their labels"
+    ):
         private.ask(Query([0]))
     with pytest.raises(ConfigError, match="do not tell shares of their labels"):
         fedclade.simulate(Method(), perceptron, FEDERATION, rounds=1, privacy=privacy)

@@ -59,18 +59,34 @@ def test_everything_in_the_example_is_short():
 @pytest.mark.slow
 def test_the_example_package_is_installed_listed_and_runs(tmp_path: Path):
     site = tmp_path / "site"
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+    ]
     subprocess.run([*pip, "--target", str(site), str(EXAMPLE)], check=True)
     source = Path(fedclade.__file__).parents[1]
     environment = {**os.environ, "PYTHONPATH": f"{source}{os.pathsep}{site}", "COLUMNS": "200"}
 
     config, run = str(EXAMPLE / "all.toml"), str(tmp_path / "run")
-    calls = [["ls"], ["run", config, "--out", run, "-q"], ["report", run], ["cite", "update_kmeans"]]
+    calls = [
+        ["ls"],
+        ["run", config, "--out", run, "-q"],
+        ["report", run],
+        ["cite", "update_kmeans"],
+    ]
     called = [sys.executable, "-c", CALLS, json.dumps(calls)]
     done = subprocess.run(called, env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    listed = [line.split()[0] for line in lines if line.rstrip().endswith("(fedclade-example 0.1.0)")]
+    listed = [
+        line.split()[0] for line in lines if line.rstrip().endswith("(fedclade-example 0.1.0)")
+    ]
     assert sorted(listed) == sorted(ADDED.values())
     found = fedclade.Run.load(tmp_path / "run")
     assert (found.summary["algorithm"], found.summary["rounds"]) == ("update_kmeans", 2)
@@ -81,17 +97,26 @@ def test_the_example_package_is_installed_listed_and_runs(tmp_path: Path):
 
 
 @pytest.mark.usefixtures("_plugin")
-def test_a_method_of_a_package_is_everywhere_where_fedclades_own_are(capsys: pytest.CaptureFixture[str]):
+def test_a_method_of_a_package_is_everywhere_where_fedclades_own_are(
+    capsys: pytest.CaptureFixture[str],
+):
     """By its record alone: in lists, errors, citations and configs."""
     app(["ls", "algorithms"], standalone_mode=False)
     summary = "Federated averaging, and in round r k-means on the directions of all updates (Author and Coauthor 2026)"
     listed = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert f"update_kmeans {summary} (fedclade-example 0.1.0)" in listed
-    assert fedclade.report.cite_name("update_kmeans") == "@misc{updatekmeans, title = {k-means on updates}}"
-    with pytest.raises(ConfigError, match=r"did you mean 'update_kmeans'\? \(known: .*, update_kmeans\)"):
+    assert (
+        fedclade.report.cite_name("update_kmeans")
+        == "@misc{updatekmeans, title = {k-means on updates}}"
+    )
+    with pytest.raises(
+        ConfigError, match=r"did you mean 'update_kmeans'\? \(known: .*, update_kmeans\)"
+    ):
         method_named("update_kmean")
     config = check_config({"algorithm": {"name": "update_kmeans", "r": 2}, "data": {"clients": 3}})
     assert config.algorithm == {"name": "update_kmeans", "r": 2, "n_clusters": 2}
     built = build_algorithm("update_kmeans", {"r": 2})
     assert describe(built) == {"name": "update_kmeans", "r": 2, "n_clusters": 2}
-    assert Method.of_class("update_kmeans", type(built)).citations == (), "the citation is the record's"
+    assert Method.of_class("update_kmeans", type(built)).citations == (), (
+        "the citation is the record's"
+    )

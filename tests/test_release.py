@@ -40,7 +40,9 @@ def test_the_citation_is_of_this_version_and_of_the_papers_that_fedclade_cites()
     assert citation["authors"] == PROJECT["authors"]
     plain = {key: re.sub(r"[{}]", "", " ".join(entry.split())) for key, entry in SHIPPED.items()}
     for key, reference in zip(
-        ("sattler2021cfl", "briggs2020flhc", "duan2020fedgroup"), citation["references"], strict=True
+        ("sattler2021cfl", "briggs2020flhc", "duan2020fedgroup"),
+        citation["references"],
+        strict=True,
     ):
         assert f"title = {reference['title']}" in re.sub(r" +", " ", plain[key])
         assert str(reference["year"]) in plain[key]
@@ -52,7 +54,9 @@ def test_the_citation_is_of_this_version_and_of_the_papers_that_fedclade_cites()
 def test_both_distributions_have_the_same_version_python_licence_and_lower_bounds():
     for key in ("version", "requires-python", "license", "authors"):
         assert PAPERS[key] == PROJECT[key]
-    assert (ROOT / "packages/fedclade-papers/LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+    assert (ROOT / "packages/fedclade-papers/LICENSE").read_bytes() == (
+        ROOT / "LICENSE"
+    ).read_bytes()
     library, *others = PAPERS["dependencies"]
     assert Requirement(library).specifier.contains(PROJECT["version"])
     assert set(others) <= set(PROJECT["dependencies"])
@@ -68,21 +72,30 @@ def test_the_command_reproduce_is_an_entry_point_of_the_papers():
 def test_one_install_command_names_both_distributions(file: str):
     text = (ROOT / file).read_text(encoding="utf-8").replace("\\\n", " ")
     (command,) = re.findall(r"pip install[^`\n]* -c constraints.txt([^`\n]*)", text)
-    assert re.fullmatch(r'-e "\.\[(dev|all)\]" -e packages/fedclade-papers', " ".join(command.split()))
+    assert re.fullmatch(
+        r'-e "\.\[(dev|all)\]" -e packages/fedclade-papers', " ".join(command.split())
+    )
 
 
 def test_every_citation_of_the_paper_resolves_and_none_differs_from_what_fedclade_prints():
-    cited = set(re.findall(r"@([a-z]+\d{4}\w+)", (ROOT / "paper/paper.md").read_text(encoding="utf-8")))
+    cited = set(
+        re.findall(r"@([a-z]+\d{4}\w+)", (ROOT / "paper/paper.md").read_text(encoding="utf-8"))
+    )
     listed = entries(ROOT / "paper/paper.bib")
     assert cited == set(listed)
-    assert {key: listed[key] for key in cited & set(SHIPPED)} == {key: SHIPPED[key] for key in cited & set(SHIPPED)}
+    assert {key: listed[key] for key in cited & set(SHIPPED)} == {
+        key: SHIPPED[key] for key in cited & set(SHIPPED)
+    }
 
 
 def test_the_paper_counts_the_statements_of_the_committed_results():
     """But for the figure whose statements are those of a table."""
     results = [Result.load(path) for path in (ROOT / "results").glob("*.json")]
     seen = Counter(
-        claim.seen for result in results if result.name != "fedgroup-fig1" for claim in result.outcome.claims
+        claim.seen
+        for result in results
+        if result.name != "fedgroup-fig1"
+        for claim in result.outcome.claims
     )
     counted = re.compile(
         rf"Of {seen.total()} statements(.|\n)*{seen['yes']} were seen and "
@@ -99,14 +112,18 @@ def test_a_workflow_runs_targets_that_there_are_and_pins_what_it_uses(file: Path
     steps = [step for job in jobs.values() for step in job["steps"]]
     for step in steps:
         if "uses" in step:
-            assert re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", step["uses"])  # whoever owns a tag can move it
+            assert re.fullmatch(
+                r"[\w-]+/[\w-]+@[0-9a-f]{40}", step["uses"]
+            )  # whoever owns a tag can move it
         else:
             assert step["run"].split()[0] == "make"
             assert step["run"].split()[1] in targets
     used = {each for job in jobs.values() for each in job.get("needs", "").split()}
     assert used <= set(jobs)
     lines = [line for line in file.read_text().splitlines() if "uses:" in line]
-    assert all(re.search(r"@[0-9a-f]{40} # v\d+\.\d+\.\d+$", line) for line in lines)  # the version, for people
+    assert all(
+        re.search(r"@[0-9a-f]{40} # v\d+\.\d+\.\d+$", line) for line in lines
+    )  # the version, for people
 
 
 FIXED_IN = {
@@ -133,9 +150,19 @@ def test_a_lower_bound_leaves_out_versions_with_known_vulnerabilities(package: s
 
 
 def test_every_python_that_is_named_is_tested():
-    named = {name.rpartition(" ")[2] for name in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", name)}
-    assert set(yaml.safe_load(WORKFLOWS[0].read_text())["jobs"]["test"]["strategy"]["matrix"]["python"]) == named
-    assert PROJECT["requires-python"] == f">={min(named, key=lambda version: int(version.split('.')[1]))}"
+    named = {
+        name.rpartition(" ")[2] for name in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", name)
+    }
+    assert (
+        set(
+            yaml.safe_load(WORKFLOWS[0].read_text())["jobs"]["test"]["strategy"]["matrix"]["python"]
+        )
+        == named
+    )
+    assert (
+        PROJECT["requires-python"]
+        == f">={min(named, key=lambda version: int(version.split('.')[1]))}"
+    )
 
 
 def test_all_is_every_extra_of_a_user():

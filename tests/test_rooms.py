@@ -20,7 +20,9 @@ OPTIONAL = {"fedclade.report.page"}
 
 
 def test_at_the_top_are_rooms_alone():
-    there = {path.name for path in HOUSE.iterdir() if path.is_file() or next(path.rglob("*.py"), None)}
+    there = {
+        path.name for path in HOUSE.iterdir() if path.is_file() or next(path.rglob("*.py"), None)
+    }
     assert there - AT_THE_TOP == set(ROOMS)
 
 
@@ -34,7 +36,11 @@ def test_a_room_says_what_lives_there_and_exports_what_others_may_use(room: str)
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_rooms_import_from_rooms_and_not_from_their_files(room: str):
-    assert [f"{path.relative_to(HOUSE)}: {module}" for path, module in imports_of(room) if module.count(".") > 1] == []
+    assert [
+        f"{path.relative_to(HOUSE)}: {module}"
+        for path, module in imports_of(room)
+        if module.count(".") > 1
+    ] == []
 
 
 def imports_of(room: str) -> Iterator[tuple[Path, str]]:
@@ -44,5 +50,9 @@ def imports_of(room: str) -> Iterator[tuple[Path, str]]:
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             for name in names:
-                if name.startswith("fedclade.") and name.split(".")[1] != room and name not in OPTIONAL:
+                if (
+                    name.startswith("fedclade.")
+                    and name.split(".")[1] != room
+                    and name not in OPTIONAL
+                ):
                     yield path, name

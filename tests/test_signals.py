@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
-SENDS = re.compile(r"raise_signal\(|send_signal\(|os\.kill\(os\.getpid\(\), signal\.SIG(?!KILL)|\.terminate\(\)")
+SENDS = re.compile(
+    r"raise_signal\(|send_signal\(|os\.kill\(os\.getpid\(\), signal\.SIG(?!KILL)|\.terminate\(\)"
+)
 
 
 def test_tests_that_send_signals_set_the_handlers_that_they_need():
@@ -27,7 +29,11 @@ def test_tests_that_send_signals_set_the_handlers_that_they_need():
 def names_in(path: Path) -> set[str]:
     """Return the strings and the parameters of a test file."""
     tree = ast.parse(path.read_text())
-    strings = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    strings = {
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
     return strings | {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
 
 
@@ -43,7 +49,11 @@ os.execv(sys.executable, [sys.executable, "-m", "pytest", *sys.argv[1:]])
 
 @pytest.mark.slow
 def test_interruptions_are_tested_where_the_parent_ignores_signals():
-    files = ["tests/cli/test_interrupt.py", "tests/e2e/test_reproduce_command.py", "tests/e2e/test_command_line.py"]
+    files = [
+        "tests/cli/test_interrupt.py",
+        "tests/e2e/test_reproduce_command.py",
+        "tests/e2e/test_command_line.py",
+    ]
     options = ["-q", "-p", "no:cacheprovider", "-n", "0", "-k", "interrupt or signal or terminal"]
     environment = {**os.environ, "TERM": "dumb", "TZ": "Asia/Tokyo", "LC_ALL": "C"}
     environment.pop("COLUMNS", None)

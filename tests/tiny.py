@@ -12,7 +12,16 @@ from torch import Tensor, nn
 
 from fedclade import LocalTraining
 from fedclade.algorithms import Algorithm, RoundLog, State
-from fedclade.channel import Channel, Meter, Replicating, Retrying, Streaming, Timing, Traffic, Unpacking
+from fedclade.channel import (
+    Channel,
+    Meter,
+    Replicating,
+    Retrying,
+    Streaming,
+    Timing,
+    Traffic,
+    Unpacking,
+)
 from fedclade.core import (
     OWN,
     ClusterSplit,
@@ -40,7 +49,11 @@ VIEWS = (None, (1, 0, 2, 3), (0, 1, 3, 2), (1, 0, 3, 2))
 
 
 def federation_of(
-    truth: Sequence[int], sizes: Sequence[int] | None = None, seed: int = 0, validation: int = 10, test: int = 20
+    truth: Sequence[int],
+    sizes: Sequence[int] | None = None,
+    seed: int = 0,
+    validation: int = 10,
+    test: int = 20,
 ) -> Federation:
     """Return a client for each entry of ``truth``, with the ids 0, 1, ... and labels seen as its true cluster does."""
     sizes = sizes or [24] * len(truth)
@@ -54,14 +67,24 @@ def federation_of(
         indices = np.arange(start, start := start + size + validation + test)
         train, held_out, tested = np.split(indices, [size, size + validation])
         view = VIEWS[cluster]
-        clients.append(ClientData(i, f"c{i}", i, train, held_out, tested, None if view is None else torch.tensor(view)))
+        clients.append(
+            ClientData(
+                i, f"c{i}", i, train, held_out, tested, None if view is None else torch.tensor(view)
+            )
+        )
     everything = np.arange(n)
-    pool = Pool("tiny", torch.from_numpy(x), torch.from_numpy(y), y, everything, everything[:0], LABELS)
+    pool = Pool(
+        "tiny", torch.from_numpy(x), torch.from_numpy(y), y, everything, everything[:0], LABELS
+    )
     return Federation(pool, tuple(clients), dict(enumerate(truth)), "tiny")
 
 
 def task_federation(
-    task: TaskKind, truth: Sequence[int], sizes: Sequence[int] | None = None, outputs: int = 0, seed: int = 0
+    task: TaskKind,
+    truth: Sequence[int],
+    sizes: Sequence[int] | None = None,
+    outputs: int = 0,
+    seed: int = 0,
 ) -> Federation:
     """Return a client for each entry of ``truth``, whose targets are linear in its inputs, as in its true cluster.
 
@@ -74,18 +97,26 @@ def task_federation(
         start = sum(map(len, x))
         x.append(draw.normal(size=(size + 30, FEATURES)).astype(np.float32))
         y.append(x[-1] @ weights[cluster] + 0.1 * draw.normal(size=(size + 30, max(outputs, 1))))
-        clients.append(ClientData(i, f"c{i}", i, *np.split(np.arange(start, start + size + 30), [size, size + 10])))
+        clients.append(
+            ClientData(
+                i, f"c{i}", i, *np.split(np.arange(start, start + size + 30), [size, size + 10])
+            )
+        )
     targets = np.concatenate(y) if outputs else np.concatenate(y)[:, 0]
     targets = torch.from_numpy(targets if task == "regression" else targets > 0).float()
     everything = np.arange(len(targets))
-    pool = Pool.of_examples("tiny", torch.from_numpy(np.concatenate(x)), targets, everything, everything[:0], task=task)
+    pool = Pool.of_examples(
+        "tiny", torch.from_numpy(np.concatenate(x)), targets, everything, everything[:0], task=task
+    )
     return Federation(pool, tuple(clients), dict(enumerate(truth)), "tiny")
 
 
 def renamed(federation: Federation, new_ids: Mapping[int, int]) -> Federation:
     """Return the same clients under other ids, in the order of these; their keys stay with them."""
     clients = sorted((replace(c, id=new_ids[c.id]) for c in federation.clients), key=lambda c: c.id)
-    truth = {new_ids[client]: cluster for client, cluster in (federation.true_clusters or {}).items()}
+    truth = {
+        new_ids[client]: cluster for client, cluster in (federation.true_clusters or {}).items()
+    }
     return replace(federation, clients=tuple(clients), true_clusters=truth)
 
 
@@ -94,7 +125,9 @@ def linear(seed: int = 0) -> nn.Module:
 
 
 def perceptron(seed: int = 0) -> nn.Module:
-    return build_model("mlp", input_shape=(FEATURES,), outputs=LABELS, seed=seed, arguments={"hidden": 8})
+    return build_model(
+        "mlp", input_shape=(FEATURES,), outputs=LABELS, seed=seed, arguments={"hidden": 8}
+    )
 
 
 @dataclass
@@ -123,12 +156,21 @@ class Fake(Clients):
 
     def ask(self, query: Query[R], /) -> R:
         if isinstance(query, EvaluationQuery):
-            return self.evaluate(query.ids, query.models, query.assignment, query.split, **only_asked(query))
+            return self.evaluate(
+                query.ids, query.models, query.assignment, query.split, **only_asked(query)
+            )
         if not isinstance(query, UpdateQuery):
             return self.data(query)
         if query.kind == "gradients":
             return self.gradients(query.ids, query.models, query.assignment, query.round)
-        return self.train(query.ids, query.models, query.assignment, query.round, query.anchors, **only_asked(query))
+        return self.train(
+            query.ids,
+            query.models,
+            query.assignment,
+            query.round,
+            query.anchors,
+            **only_asked(query),
+        )
 
     def train(self, *args, **kwargs) -> Updates:
         return self.clients.train(*args, **kwargs)
@@ -214,17 +256,33 @@ class SpyClients(Fake):
     ) -> Updates:
         more |= {"own": True} if own else {}
         answer = self.clients.train(ids, models, assignment, this_round, anchors, **more)
-        self._note("train", ids, models, assignment, this_round.number, answer=answer, anchors=anchors, own=own)
+        self._note(
+            "train",
+            ids,
+            models,
+            assignment,
+            this_round.number,
+            answer=answer,
+            anchors=anchors,
+            own=own,
+        )
         self.calls[-1].round = this_round
         return answer
 
-    def gradients(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], this_round: Round) -> Updates:
+    def gradients(
+        self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], this_round: Round
+    ) -> Updates:
         answer = self.clients.gradients(ids, models, assignment, this_round)
         self._note("gradients", ids, models, assignment, this_round.number, answer=answer)
         return answer
 
     def evaluate(
-        self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split, **more: Any
+        self,
+        ids: Sequence[int],
+        models: Tensor,
+        assignment: Sequence[int],
+        split: Split,
+        **more: Any,
     ) -> Evaluation:
         self._note("evaluate", ids, models, assignment, 0, split)
         return self.clients.evaluate(ids, models, assignment, split, **more)
@@ -237,12 +295,20 @@ class SpyClients(Fake):
     def asked(self, what: str, number: int) -> list[Asked]:
         return [call for call in self.calls if call.what == what and call.number == number]
 
-    def _note(self, what, ids, models, assignment, number, split="", answer=None, anchors=None, own=False) -> None:
+    def _note(
+        self, what, ids, models, assignment, number, split="", answer=None, anchors=None, own=False
+    ) -> None:
         def of_each(rows):
-            return {client: models[row].clone() for client, row in zip(ids, rows, strict=True) if row != OWN}
+            return {
+                client: models[row].clone()
+                for client, row in zip(ids, rows, strict=True)
+                if row != OWN
+            }
 
         pulled = {} if anchors is None else of_each(anchors)
-        self.calls.append(Asked(what, tuple(ids), of_each(assignment), number, split, answer, pulled, own))
+        self.calls.append(
+            Asked(what, tuple(ids), of_each(assignment), number, split, answer, pulled, own)
+        )
 
 
 @dataclass
@@ -271,22 +337,32 @@ class ScriptedClients(Fake):
         *,
         own: bool = False,
     ) -> Updates:
-        deltas = torch.tensor([[] if own else self.deltas[client] for client in ids], dtype=torch.float32)
+        deltas = torch.tensor(
+            [[] if own else self.deltas[client] for client in ids], dtype=torch.float32
+        )
         sizes = [self.sizes[client] for client in ids]
-        return Updates.received(ids, sizes, deltas, deltas.shape[1], torch.zeros(len(ids)), this_round.number)
+        return Updates.received(
+            ids, sizes, deltas, deltas.shape[1], torch.zeros(len(ids)), this_round.number
+        )
 
     gradients = train
 
-    def evaluate(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split) -> Evaluation:
+    def evaluate(
+        self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split
+    ) -> Evaluation:
         rows = zip(ids, assignment, strict=True)
-        accuracies = torch.tensor([self.right(client, float(models[row, 0])) for client, row in rows])
+        accuracies = torch.tensor(
+            [self.right(client, float(models[row, 0])) for client, row in rows]
+        )
         examples = torch.tensor([self.sizes[client] for client in ids])
         return Evaluation(tuple(ids), accuracies[:, None], torch.zeros(len(ids)), examples)
 
 
 def details(event: Event) -> dict[str, Any]:
     """Return what an event holds besides its kind and node, as lists and dicts."""
-    return {key: value for key, value in event.to_row(0).items() if key not in ("round", "kind", "node")}
+    return {
+        key: value for key, value in event.to_row(0).items() if key not in ("round", "kind", "node")
+    }
 
 
 @dataclass
@@ -329,7 +405,9 @@ def play(
     return Played(states, logs, spy)
 
 
-def simulated(federation: Federation, module: nn.Module, engine: str = "loop") -> tuple[SimulatedClients, Tensor]:
+def simulated(
+    federation: Federation, module: nn.Module, engine: str = "loop"
+) -> tuple[SimulatedClients, Tensor]:
     """Return the clients of a federation, trained one after another as the references do, and the model's vector."""
     clients = SimulatedClients(federation, module, engine=engine)
     return clients, clients.layout.flatten(module)
@@ -338,10 +416,16 @@ def simulated(federation: Federation, module: nn.Module, engine: str = "loop") -
 def own_models(played: Played) -> dict[int, Tensor]:
     """Return the model of its own of each client that keeps one."""
     store = played.clients.clients.store
-    return {client: kept[OWN_MODEL] for client in played.clients.ids if OWN_MODEL in (kept := store.latest(client))}
+    return {
+        client: kept[OWN_MODEL]
+        for client in played.clients.ids
+        if OWN_MODEL in (kept := store.latest(client))
+    }
 
 
-def replicating(federation: Federation, module: nn.Module, engine: str = "loop") -> tuple[Channel, Tensor]:
+def replicating(
+    federation: Federation, module: nn.Module, engine: str = "loop"
+) -> tuple[Channel, Tensor]:
     """Return the same, of whom several updates can be asked at once."""
     clients, params = simulated(federation, module, engine)
     return Channel(clients, Replicating(None), Unpacking()), params

@@ -97,7 +97,9 @@ def query(client: ClientHandler, kind: str, models: Mapping[str, Tensor], **valu
         If the client refuses.
     """
     vectors = {name: wire.raw_vector(model) for name, model in models.items()}
-    return Content.of(client.answer(Content.of(wire.record(training(what=kind, **values), vectors))))
+    return Content.of(
+        client.answer(Content.of(wire.record(training(what=kind, **values), vectors)))
+    )
 
 
 def update_of(data: Federation, model: Tensor, **values: Any) -> np.ndarray:
@@ -135,7 +137,9 @@ def try_query(attack: str, send: Callable[[], Content], field: str) -> Row:
 
 def parser(doc: str | None) -> argparse.ArgumentParser:
     """Return a parser of a program's command line, with the option ``--json``."""
-    made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     made.add_argument("--json", type=Path, metavar="FILE", help="write the rows to this file")
     return made
 

@@ -75,7 +75,9 @@ def policy_of(**settings: Any) -> Policy:
 
 def own_loss(data: Federation) -> Iterator[Row]:
     """Train a model that the client keeps."""
-    client = ClientHandler(data, make_model, policy=policy_of(secure_aggregation=True, allow=("train",), max_clear=0))
+    client = ClientHandler(
+        data, make_model, policy=policy_of(secure_aggregation=True, allow=("train",), max_clear=0)
+    )
     yield try_query("own loss", lambda: query(client, "train", {"model": MODEL}, own=True), "loss")
 
 
@@ -84,11 +86,21 @@ def evaluations(data: Federation) -> Iterator[Row]:
     secure = ClientHandler(data, make_model, policy=policy_of(secure_aggregation=True))
     for split in ("test", "train"):
         name = f"evaluate on {split} data, secure aggregation"
-        yield try_query(name, lambda: query(secure, "evaluate", {"0": MODEL}, split=split, compares=False), "scores")  # noqa: B023
+        yield try_query(
+            name,
+            lambda: query(secure, "evaluate", {"0": MODEL}, split=split, compares=False),  # noqa: B023
+            "scores",
+        )
     with tempfile.TemporaryDirectory() as folder:
-        private = ClientHandler(*(data, make_model), privacy=PRIVATE, budget=Budget(epsilon=0.1), folder=Path(folder))
+        private = ClientHandler(
+            *(data, make_model), privacy=PRIVATE, budget=Budget(epsilon=0.1), folder=Path(folder)
+        )
         name = "evaluate on test data, epsilon = 0.1"
-        yield try_query(name, lambda: query(private, "evaluate", {"0": MODEL}, split="test", compares=False), "scores")
+        yield try_query(
+            name,
+            lambda: query(private, "evaluate", {"0": MODEL}, split="test", compares=False),
+            "scores",
+        )
 
 
 def disclosed_scores(data: Federation) -> Iterator[Row]:
@@ -131,7 +143,9 @@ def read_update(policy: Policy, data: Federation) -> tuple[float, int]:
         values = training(what="train", seed=seed, dim=D // 2, signs=True)
         content = Content.of(wire.record(values, {"model": wire.raw_vector(MODEL)}))
         try:
-            sent = client._trained_for_sum(content)  # what the client would mask, and what would leave beside it
+            sent = client._trained_for_sum(
+                content
+            )  # what the client would mask, and what would leave beside it
         except FedcladeError:
             continue
         clear = sent.required_deltas[0, LAYOUT.size :]
@@ -158,7 +172,9 @@ def sketches(data: Federation) -> Iterator[Row]:
     """Ask for sketches under three seeds, by a default policy and by one that discloses them."""
     for name, disclose in (("sketches", ()), ("sketches, disclosed", ("sketch",))):
         cosine, sent = read_update(policy_of(secure_aggregation=True, disclose=disclose), data)
-        yield Row(name, cosine > SIMILAR, f"{sent} of 3 sketches, cosine with the update {cosine:.2f}")
+        yield Row(
+            name, cosine > SIMILAR, f"{sent} of 3 sketches, cosine with the update {cosine:.2f}"
+        )
 
 
 def data_of_one(data: Federation) -> Iterator[Row]:
@@ -166,7 +182,9 @@ def data_of_one(data: Federation) -> Iterator[Row]:
     allow = ("train", "subspaces", "descriptors", "shifts", "statistics")
     policy = policy_of(secure_aggregation=True, allow=allow)
     client = ClientHandler(data, make_model, policy=policy, task=Task(class_weights="balanced"))
-    sums = ClientHandler(data, make_model, policy=policy_of(), task=Task(class_weights="balanced"))._sums
+    sums = ClientHandler(
+        data, make_model, policy=policy_of(), task=Task(class_weights="balanced")
+    )._sums
     assert sums is not None
     told = {"count": sums.count, "labels": sums.labels.tolist()}
     questions: dict[str, tuple[dict[str, Tensor], dict[str, Any], str]] = {
@@ -177,7 +195,11 @@ def data_of_one(data: Federation) -> Iterator[Row]:
     }
     for kind, (sent, more, shows) in questions.items():
         question = {**told, **more}
-        yield try_query(f"{kind}, secure aggregation", lambda: query(client, kind, sent, **question), shows)  # noqa: B023
+        yield try_query(
+            f"{kind}, secure aggregation",
+            lambda: query(client, kind, sent, **question),  # noqa: B023
+            shows,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,7 +232,14 @@ def own_scaling(data: Federation) -> Iterator[Row]:
     clients = federation({"one": (table, table), "two": (table, table)}, standardize="client")
     name = "own scaling, example level"
     try:
-        simulate("fedavg", "mclr", clients, rounds=1, privacy=ExamplePrivacy(clip_norm=1.0), progress=False)
+        simulate(
+            "fedavg",
+            "mclr",
+            clients,
+            rounds=1,
+            privacy=ExamplePrivacy(clip_norm=1.0),
+            progress=False,
+        )
     except FedcladeError as error:
         yield Row(name, False, refused(error))
     else:

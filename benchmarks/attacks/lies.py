@@ -55,7 +55,9 @@ INVERTED_FROM = 100.0
 LOST = 10.0
 """Points of accuracy that an attack must cost to succeed."""
 
-DATA = load_federation("digits", clients=CLIENTS, samples_per_client=60, shift="label_swap", clusters=2)
+DATA = load_federation(
+    "digits", clients=CLIENTS, samples_per_client=60, shift="label_swap", clusters=2
+)
 NODE_CONFIG = {"allow": "train evaluate statistics gradients subspaces shifts descriptors"}
 
 
@@ -74,7 +76,12 @@ ATTACKS = (
     Attack("ifca", "flipped updates", Adversary(**FLIPPED)),
     Attack("ifca", "losses", Adversary(lies="losses")),
     Attack("ifca", "losses, flipped updates", Adversary(**FLIPPED, lies="losses")),
-    Attack("ifca", "inverted losses, flipped updates", Adversary(**FLIPPED, lies="losses"), inverts=True),
+    Attack(
+        "ifca",
+        "inverted losses, flipped updates",
+        Adversary(**FLIPPED, lies="losses"),
+        inverts=True,
+    ),
     Attack("feddrift", "losses, flipped updates", Adversary(**FLIPPED, lies="losses")),
     Attack("pacfl", "subspaces", Adversary(lies="subspaces")),
     Attack("pacfl", "subspaces, flipped updates", Adversary(**FLIPPED, lies="subspaces")),
@@ -147,13 +154,17 @@ def run(method: str, attack: Attack | None, *, defended: bool = True) -> Run:
     for client in range(CLIENTS):
         is_adversary = attack is not None and not joins and client == ADVERSARY
         app = attacking if is_adversary else honest
-        nodes[100 + client] = LocalNode(app, {"data": client, "partition-id": client, **NODE_CONFIG})
+        nodes[100 + client] = LocalNode(
+            app, {"data": client, "partition-id": client, **NODE_CONFIG}
+        )
     grid = LocalGrid(nodes)
 
     def after(row: Mapping[str, Any], tree: object) -> None:
         if joins and row["round"] == JOIN_AFTER:
             for k in range(SYBILS):
-                grid.nodes[500 + k] = LocalNode(attacking, {"data": k, "partition-id": 1000 + k, **NODE_CONFIG})
+                grid.nodes[500 + k] = LocalNode(
+                    attacking, {"data": k, "partition-id": 1000 + k, **NODE_CONFIG}
+                )
 
     with claims_of(attack):
         return federate(
@@ -161,7 +172,10 @@ def run(method: str, attack: Attack | None, *, defended: bool = True) -> Run:
             algorithm_of(method, defended=defended),
             "mclr",
             network=Network(
-                clients=CLIENTS, wait=10.0, deadline=60.0, newcomers=Network.newcomers if defended else math.inf
+                clients=CLIENTS,
+                wait=10.0,
+                deadline=60.0,
+                newcomers=Network.newcomers if defended else math.inf,
             ),
             aggregate=Aggregation(leave_out_opposed="auto" if defended else False),
             local=LocalTraining(epochs=3, batch_size=10, lr=0.1),
@@ -182,7 +196,9 @@ def accuracy(found: Run, *, without: bool) -> float:
     left_out = {ADVERSARY} if without else set[int]()
     scores = [row["accuracy"] for row in found.client_rows if row["client"] < CLIENTS]
     clients = [row["client"] for row in found.client_rows if row["client"] < CLIENTS]
-    honest = [score for client, score in zip(clients, scores, strict=True) if client not in left_out]
+    honest = [
+        score for client, score in zip(clients, scores, strict=True) if client not in left_out
+    ]
     return 100 * sum(honest) / len(honest)
 
 
@@ -199,16 +215,23 @@ def rows(methods: Sequence[str], *, only_defended: bool) -> Iterator[Row]:
         detail = f"{after:+.1f} points with the defences"
         if not only_defended:
             with undefended():
-                before = accuracy(run(attack.method, attack, defended=False), without=not attack.joins) - usual
+                before = (
+                    accuracy(run(attack.method, attack, defended=False), without=not attack.joins)
+                    - usual
+                )
             detail += f", {before:+.1f} without them"
-        yield Row(f"{attack.method}: {attack.name}", after < -LOST, f"{detail}; honest {usual:.1f} %")
+        yield Row(
+            f"{attack.method}: {attack.name}", after < -LOST, f"{detail}; honest {usual:.1f} %"
+        )
 
 
 def main() -> int:
     """Run the attacks; return 1 if one of them succeeds."""
     options = parser(__doc__)
     options.add_argument("methods", nargs="*", help="only these")
-    options.add_argument("--defended", action="store_true", help="leave the runs without defences out")
+    options.add_argument(
+        "--defended", action="store_true", help="leave the runs without defences out"
+    )
     arguments = options.parse_args()
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)

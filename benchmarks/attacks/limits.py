@@ -65,10 +65,16 @@ def plain(**changes: Any) -> dict[str, Any]:
 
 PROBES: dict[str, tuple[Policy, Callable[[int], Content]]] = {
     "part size": (Policy(min_part=1), lambda k: question(plain(), replicates=2, part_size=k)),
-    "number of parts": (Policy(min_part=1, max_replicates=LARGEST), lambda k: question(plain(), replicates=k)),
+    "number of parts": (
+        Policy(min_part=1, max_replicates=LARGEST),
+        lambda k: question(plain(), replicates=k),
+    ),
     "parts of all": (Policy(max_replicates=LARGEST), lambda k: question(plain(), replicates=k)),
     "epochs": (Policy(max_steps=400), lambda k: question(plain(epochs=k, batch_size=16))),
-    "batches": (Policy(max_epochs=5), lambda k: question(plain(epochs=None, steps=k, batch_size=16))),
+    "batches": (
+        Policy(max_epochs=5),
+        lambda k: question(plain(epochs=None, steps=k, batch_size=16)),
+    ),
 }
 """Of each probe the client's policy, and a question that it refuses beyond some k."""
 
@@ -82,11 +88,23 @@ def first_examples(federation: Federation, count: int) -> Federation:
 def client_of(federation: Federation, folder: Path, kind: str, policy: Policy) -> ClientHandler:
     """Return a client that is closed by a privacy budget, or by insisting on sums."""
     if kind == "budget":
-        budget, privacy = Budget(epsilon=math.inf), DifferentialPrivacy(clip_norm=1.0, noise_multiplier=9.0)
-        return ClientHandler(
-            federation, make_model, number=0, folder=folder, policy=policy, privacy=privacy, budget=budget
+        budget, privacy = (
+            Budget(epsilon=math.inf),
+            DifferentialPrivacy(clip_norm=1.0, noise_multiplier=9.0),
         )
-    values = {name: getattr(policy, name) for name in ("min_part", "max_replicates", "max_steps", "max_epochs")}
+        return ClientHandler(
+            federation,
+            make_model,
+            number=0,
+            folder=folder,
+            policy=policy,
+            privacy=privacy,
+            budget=budget,
+        )
+    values = {
+        name: getattr(policy, name)
+        for name in ("min_part", "max_replicates", "max_steps", "max_epochs")
+    }
     secure = Policy(secure_aggregation=True, trust_server_keys=True, **values)
     return ClientHandler(federation, make_model, number=0, folder=folder, policy=secure)
 
@@ -152,7 +170,9 @@ def decays() -> Iterator[Row]:
         client = ClientHandler(federation, make_model, number=0)
         rule = {"rule": json.dumps(envelope)} if name == "pFedMe" else {}
         try:
-            reply = Content.of(client.answer(question(plain(**{"batch_size": 1, **changes}), **rule)))
+            reply = Content.of(
+                client.answer(question(plain(**{"batch_size": 1, **changes}), **rule))
+            )
         except FedcladeError as error:
             yield Row(f"decay, {name}", False, refused(error))
             continue
@@ -162,7 +182,11 @@ def decays() -> Iterator[Row]:
         weights, bias = gradient[:640].view(10, 64), gradient[640:650]
         image = weights[int(bias.abs().argmax())] / bias[int(bias.abs().argmax())]
         nearest = max(cosine(image, each) for each in images)
-        yield Row(f"decay, {name}", nearest >= FOUND, f"cosine with a training image {nearest:.4f}, 1 update")
+        yield Row(
+            f"decay, {name}",
+            nearest >= FOUND,
+            f"cosine with a training image {nearest:.4f}, 1 update",
+        )
 
 
 def bystanders() -> Iterator[Row]:
@@ -170,7 +194,10 @@ def bystanders() -> Iterator[Row]:
     from fedclade.flower.secure import member
     from fedclade.flower.secure.adverts import Advert, told
 
-    policies = [Policy(secure_aggregation=True, trust_server_keys=True), *[Policy()] * (CLIENTS - 1)]
+    policies = [
+        Policy(secure_aggregation=True, trust_server_keys=True),
+        *[Policy()] * (CLIENTS - 1),
+    ]
     clients = [member.Member(policy) for policy in policies]
     keys, states = [Key.new() for _ in clients], [RecordDict() for _ in clients]
     terms = Terms(
@@ -188,7 +215,9 @@ def bystanders() -> Iterator[Row]:
     )
     adverts: list[Advert] = []
     for number, (client, key, state) in enumerate(zip(clients, keys, states, strict=True)):
-        content = Content.of(wire.record({"client": number, "instance": "sum", "terms": terms.text}))
+        content = Content.of(
+            wire.record({"client": number, "instance": "sum", "terms": terms.text})
+        )
         shown = Content.of(client.keys(content, state, key)).values
         public = shown["masking"], shown["sealing"], key.public, shown["signature"]
         given = {"min_honest": shown["min_honest"]} if "min_honest" in shown else {}
@@ -199,7 +228,11 @@ def bystanders() -> Iterator[Row]:
     except FedcladeError as error:
         yield Row("bystanders", False, refused(error))
     else:
-        yield Row("bystanders", True, f"takes part with {CLIENTS - 1} others that answer without masks, too")
+        yield Row(
+            "bystanders",
+            True,
+            f"takes part with {CLIENTS - 1} others that answer without masks, too",
+        )
 
 
 ATTACKS = (sizes, decays, bystanders)

@@ -68,13 +68,19 @@ class View:
         return cls(everybody, everybody, everybody)
 
 
-def views_of_neighbourhoods(near: Sequence[int], helpers: Sequence[int], spoilers: Sequence[int]) -> dict[int, View]:
+def views_of_neighbourhoods(
+    near: Sequence[int], helpers: Sequence[int], spoilers: Sequence[int]
+) -> dict[int, View]:
     """Return views for the victim 0, its neighbours and helpers that do not fit together.
 
     The victim and its neighbours see lists without a drop-out. Helpers see a list without the victim and a sum that the
     neighbours have dropped out of, and so are to give shares of the neighbours' keys.
     """
-    short, whole, rest = (0, *near, *spoilers), (0, *near, *helpers, *spoilers), (*near, *helpers, *spoilers)
+    short, whole, rest = (
+        (0, *near, *spoilers),
+        (0, *near, *helpers, *spoilers),
+        (*near, *helpers, *spoilers),
+    )
     views = {0: View.honest(short), **dict.fromkeys(near, View.honest(whole))}
     return views | dict.fromkeys(helpers, View(rest, rest, (*helpers, *spoilers)))
 
@@ -115,7 +121,9 @@ class LyingServer(ABC):
         self.begin()
 
     @abstractmethod
-    def deliver(self, kind: str, requests: Mapping[int, Mapping[str, Any]]) -> dict[int, Content | str]:
+    def deliver(
+        self, kind: str, requests: Mapping[int, Mapping[str, Any]]
+    ) -> dict[int, Content | str]:
         """Send each client the values of a request of a kind; return the replies, or why a client refuses.
 
         Requests of the kind ``masked`` carry :attr:`vectors`.
@@ -183,7 +191,9 @@ class LyingServer(ABC):
             fields = [reply.get(name, bytes) for name in ("masking", "sealing")]
             signature = reply.get("signature", bytes)
             min_honest = reply.get("min_honest", int)
-            self.adverts[number] = Advert(number, *fields, self.public[number], signature, min_honest)
+            self.adverts[number] = Advert(
+                number, *fields, self.public[number], signature, min_honest
+            )
         return list(replies)
 
     def show_spoilers(self) -> None:
@@ -191,7 +201,9 @@ class LyingServer(ABC):
         demand = 2 if any(advert.min_honest > 0 for advert in self.adverts.values()) else 0
         for number, key in self.colluders.items():
             masking, sealing = new_key(), new_key()
-            advert = Advert(number, public_of(masking), public_of(sealing), key.public, min_honest=demand)
+            advert = Advert(
+                number, public_of(masking), public_of(sealing), key.public, min_honest=demand
+            )
             self.adverts[number] = advert.signed(self.terms.context, key)
             self.secret[number] = masking, sealing
 
@@ -211,7 +223,9 @@ class LyingServer(ABC):
 
     def ask_masked(self, views: Mapping[int, View]) -> list[int]:
         """Show clients who has dealt shares, and ask for masked updates; return those that replied."""
-        replies = self.ask("masked", {number: self._dealt_to(number, view) for number, view in views.items()})
+        replies = self.ask(
+            "masked", {number: self._dealt_to(number, view) for number, view in views.items()}
+        )
         for number, reply in replies.items():
             self.masked[number] = reply.vector("masked")
             self.signatures[number] = reply.get("signature", bytes)
@@ -249,7 +263,10 @@ class LyingServer(ABC):
                 statement = statements.masked(partner, numbers)
                 signature = self.colluders[partner].private.sign(statement)
             elif partner in self.masked:
-                numbers, signature = digest_of_numbers(self.masked[partner]), self.signatures[partner]
+                numbers, signature = (
+                    digest_of_numbers(self.masked[partner]),
+                    self.signatures[partner],
+                )
             digests.append(numbers)
             signatures.append(signature)
         bits = bitmap({*view.active}, view.members)
@@ -268,7 +285,9 @@ class LyingServer(ABC):
 
     def _agreements_for(self, number: int) -> dict[str, Any]:
         view = self.views[number]
-        signatures = {each: self.agreements[each] for each in self.agreements if self.views[each] == view}
+        signatures = {
+            each: self.agreements[each] for each in self.agreements if self.views[each] == view
+        }
         statement = self.statements(view).agreed(bitmap({*view.active}, view.members))
         for spoiler, key in self.colluders.items():
             if spoiler in view.active:
@@ -305,7 +324,9 @@ class LyingServer(ABC):
         closed = {number for number in self.masked if number not in seeds}
         for number in self.masked:
             for other in self.views[number].dealt:
-                is_known = other == number or other in self.spoilers or number in keys or other in keys
+                is_known = (
+                    other == number or other in self.spoilers or number in keys or other in keys
+                )
                 if is_known:
                     continue
                 if self._share_a_mask(number, other):
@@ -313,7 +334,11 @@ class LyingServer(ABC):
                     sums |= dict.fromkeys(merged, merged)
                 else:
                     closed.add(number)
-        return [found for found in {id(each): each for each in sums.values()}.values() if not found & closed]
+        return [
+            found
+            for found in {id(each): each for each in sums.values()}.values()
+            if not found & closed
+        ]
 
     def _share_a_mask(self, number: int, other: int) -> bool:
         if other not in self.masked:
@@ -327,7 +352,9 @@ class LyingServer(ABC):
         members = self.views[number].members
         insisting = sum(self.adverts[member].min_honest > 0 for member in members)
         needed = self.terms.graph(len(members), insisting).needed
-        of_seed = is_seed_of(self.commitments[number], self.statements(self.views[number]).scope, number)
+        of_seed = is_seed_of(
+            self.commitments[number], self.statements(self.views[number]).scope, number
+        )
         holds = of_seed if which == "seed" else is_key_of(self.adverts[number].masking)
         return combined(list(shares.values())[:needed], holds) if len(shares) >= needed else None
 

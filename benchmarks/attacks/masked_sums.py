@@ -82,7 +82,13 @@ def masked_reply(federation: Federation, model: torch.Tensor, lr: float) -> Cont
 
         def ask(what: str, **values: Any) -> Content:
             sent = vectors if what == "masked" else None
-            values = {"what": what, "layout": asked["layout"], "run": "attack", "instance": "sum", **values}
+            values = {
+                "what": what,
+                "layout": asked["layout"],
+                "run": "attack",
+                "instance": "sum",
+                **values,
+            }
             return Content.of(client.answer(Content.of(wire.record(values, sent)), state, key))
 
         try:
@@ -132,9 +138,13 @@ def try_clear(federation: Federation) -> Row:
         "overflow": (torch.full_like(MODEL, 2e38), 0.1),
     }
     seen = {name: shown(masked_reply(federation, *each)) for name, each in models.items()}
-    others = {name: shown(masked_reply(without_one(federation), *each)) for name, each in models.items()}
+    others = {
+        name: shown(masked_reply(without_one(federation), *each)) for name, each in models.items()
+    }
     differing = [name for name in models if seen[name] != others[name] or "Error" in seen[name]]
-    found = f"replies differ: {', '.join(differing)}" if differing else "no field and no length differs"
+    found = (
+        f"replies differ: {', '.join(differing)}" if differing else "no field and no length differs"
+    )
     detail = f"{found}{REST}{len(models)} models; {seen['plain'][:120]}"
     return Row("clear", bool(differing), detail)
 
@@ -145,9 +155,13 @@ def try_norm(federation: Federation) -> Row:
     if isinstance(reply, str):
         return Row("norm", True, reply)
     numbers = {name: value for name, value in reply.values.items() if isinstance(value, float)}
-    sizes = [name for name, value in reply.values.items() if value == len(federation.clients[0].train)]
+    sizes = [
+        name for name, value in reply.values.items() if value == len(federation.clients[0].train)
+    ]
     telling = sorted([*numbers, *sizes])
-    found = f"numbers in {', '.join(telling)}" if telling else "no field holds a norm, loss or count"
+    found = (
+        f"numbers in {', '.join(telling)}" if telling else "no field holds a norm, loss or count"
+    )
     return Row("norm", bool(telling), f"{found}{REST}fields {sorted(reply.values)}")
 
 
@@ -179,7 +193,9 @@ def run_with(attack: str, federation: Federation, parts: int, rounds: int) -> Ru
             numbers = spoiled(attack, numbers, last["numbers"], last["update"])
         return masking(kept, numbers)
 
-    app = client_app(make_model, lambda context: federation.alone(int(context.node_config["partition-id"])))
+    app = client_app(
+        make_model, lambda context: federation.alone(int(context.node_config["partition-id"]))
+    )
     nodes = {100 + client: LocalNode(app, {"partition-id": client}) for client in range(CLIENTS)}
     member.add_masks, Numbers.encode = mask, note  # pyright: ignore[reportAttributeAccessIssue]
     try:
@@ -192,7 +208,12 @@ def run_with(attack: str, federation: Federation, parts: int, rounds: int) -> Ru
             seed=0,
             evaluate_every=rounds,
             network=Network(
-                clients=CLIENTS, wait=5.0, deadline=60.0, secure_aggregation=True, secure_norm=3.5, secure_parts=parts
+                clients=CLIENTS,
+                wait=5.0,
+                deadline=60.0,
+                secure_aggregation=True,
+                secure_norm=3.5,
+                secure_parts=parts,
             ),
         )
     finally:
@@ -201,7 +222,9 @@ def run_with(attack: str, federation: Federation, parts: int, rounds: int) -> Ru
 
 def accuracy(run: Run) -> float:
     """Return the mean accuracy of the honest clients."""
-    return float(np.mean([row["accuracy"] for row in run.client_rows if row["client"] != MALICIOUS]))
+    return float(
+        np.mean([row["accuracy"] for row in run.client_rows if row["client"] != MALICIOUS])
+    )
 
 
 def try_liar(federation: Federation, attack: str, parts: int, rounds: int, honest: float) -> Row:
@@ -209,7 +232,9 @@ def try_liar(federation: Federation, attack: str, parts: int, rounds: int, hones
     run = run_with(attack, federation, parts, rounds)
     found = accuracy(run)
     kinds = [event["kind"] for event in run.events]
-    events: Mapping[str, int] = {kind: kinds.count(kind) for kind in ("sum_rejected", "sum_clipped", "sum_unguarded")}
+    events: Mapping[str, int] = {
+        kind: kinds.count(kind) for kind in ("sum_rejected", "sum_clipped", "sum_unguarded")
+    }
     falls = honest - found > FALL
     is_seen = events["sum_rejected"] + events["sum_unguarded"] > 0
     succeeded = falls and (parts > 1 or not is_seen)

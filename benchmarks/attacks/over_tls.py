@@ -87,7 +87,9 @@ def node_configs(folder: Path, *, protected: bool) -> list[NodeConfig]:
 def public_key(folder: Path) -> str:
     """Make the key of a client in its folder, and return the line of its public half."""
     folder.mkdir(exist_ok=True, mode=0o700)
-    context = Context(run_id=0, node_id=0, node_config={"folder": str(folder)}, state=RecordDict(), run_config={})
+    context = Context(
+        run_id=0, node_id=0, node_config={"folder": str(folder)}, state=RecordDict(), run_config={}
+    )
     key_of(context)
     return (folder / "client.key.pub").read_text(encoding="utf-8")
 
@@ -102,7 +104,9 @@ def attack_in_process(folder: Path, *, protected: bool) -> list[Row]:
         for number, node_config in enumerate(configs):
             own = {"partition-id": number, "folder": str(folder / f"node-{number}")}
             nodes[100 + number] = LocalNode(app.client, {**node_config, **own})
-        context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=config)
+        context = Context(
+            run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=config
+        )
         rows += run(LocalGrid(nodes, config), context)
     return [*rows, booked(folder)]
 
@@ -111,7 +115,9 @@ def attack_over_tls(folder: Path, *, protected: bool) -> list[Row]:
     """Attack SuperNodes, each a process, over TLS."""
     rows: list[Row] = []
     configs = [as_text(config) for config in node_configs(folder, protected=protected)]
-    apps = {attack: write_app(folder, attack, protected=protected) for attack in ("sums", "privacy")}
+    apps = {
+        attack: write_app(folder, attack, protected=protected) for attack in ("sums", "privacy")
+    }
     with Deployment(folder, apps["sums"], NODES, node_config=configs) as deployment:
         for attack, place in apps.items():
             deployment.app = place
@@ -130,9 +136,17 @@ def write_app(folder: Path, attack: str, *, protected: bool) -> Path:
         "build-system": {"requires": ["hatchling"], "build-backend": "hatchling.build"},
         "project": {"name": f"attack-{attack}", "version": "1.0.0", "license": "Apache-2.0"},
     }
-    components = {"serverapp": f"over_tls_app:server_of_{attack}", "clientapp": "over_tls_app:client"}
+    components = {
+        "serverapp": f"over_tls_app:server_of_{attack}",
+        "clientapp": "over_tls_app:client",
+    }
     config = run_config(attack, folder / f"{attack}.json", protected=protected)
-    flower = {"publisher": "fedclade", "fab-include": [*SOURCES], "components": components, "config": config}
+    flower = {
+        "publisher": "fedclade",
+        "fab-include": [*SOURCES],
+        "components": components,
+        "config": config,
+    }
     project["tool"] = {"flwr": {"app": flower}}
     (place / "pyproject.toml").write_text(tomli_w.dumps(project), encoding="utf-8")
     return place
@@ -155,7 +169,9 @@ def booked(folder: Path) -> Row:
 def main() -> int:
     """Run the attacks; return 1 if one of them succeeds."""
     options = parser(__doc__)
-    options.add_argument("--unprotected", action="store_true", help="take the clients' protection away")
+    options.add_argument(
+        "--unprotected", action="store_true", help="take the clients' protection away"
+    )
     options.add_argument("--in-process", action="store_true", help="attack nodes in this process")
     arguments = options.parse_args()
     torch.set_num_threads(1)

@@ -97,12 +97,16 @@ class Network:
         sent = {self.nodes[number]: content for number, content in contents.items()}
         replies: dict[int, Content | str] = {}
         for node, reply in self._exchange.ask(sent, "train", "0", LARGEST):
-            if isinstance(reply, str) and reply.startswith((TOO_LATE, DROPPED_OUT, UNREACHED, "error ")):
+            if isinstance(reply, str) and reply.startswith(
+                (TOO_LATE, DROPPED_OUT, UNREACHED, "error ")
+            ):
                 raise TimeoutError(f"client {numbers[node]}: {reply}")
             replies[numbers[node]] = reply
         return replies
 
-    def query(self, number: int, kind: str, models: Mapping[str, torch.Tensor], **values: Any) -> Content | str:
+    def query(
+        self, number: int, kind: str, models: Mapping[str, torch.Tensor], **values: Any
+    ) -> Content | str:
         """Send one query with models to one client."""
         vectors = {name: wire.raw_vector(model) for name, model in models.items()}
         return self.ask({number: wire.record(training(what=kind, **values), vectors)})[number]
@@ -120,10 +124,14 @@ class ServerOfNetwork(LyingServer):
         keys = {number: network.keys[number] for number in range(HONEST)}
         super().__init__(keys, {COLLUDER: colluder}, training(signs=False), MODEL, claimed=claimed)
 
-    def deliver(self, kind: str, requests: Mapping[int, Mapping[str, Any]]) -> dict[int, Content | str]:
+    def deliver(
+        self, kind: str, requests: Mapping[int, Mapping[str, Any]]
+    ) -> dict[int, Content | str]:
         """Ask all clients at once."""
         vectors = self.vectors if kind == "masked" else None
-        return self._network.ask({number: wire.record(values, vectors) for number, values in requests.items()})
+        return self._network.ask(
+            {number: wire.record(values, vectors) for number, values in requests.items()}
+        )
 
 
 def read_update(network: Network, colluder: Key) -> Iterator[Row]:
@@ -170,17 +178,29 @@ def ask_for_losses(network: Network) -> Iterator[Row]:
         elif "losses" not in reply.values:
             scores = reply.values["scores"]
             exact = any(round(score, DIGITS) != score for score in scores)
-            yield Row(attack, exact, f"{len(scores)} scores without losses, {'exact' if exact else 'rounded'}")
+            yield Row(
+                attack,
+                exact,
+                f"{len(scores)} scores without losses, {'exact' if exact else 'rounded'}",
+            )
         else:
             losses = np.array(reply.values["losses"])
             found = cosine(losses[1::2] - losses[::2], network.truth(0)[places])
-            yield Row(attack, True, f"{len(losses)} losses, cosine of {ENTRIES} entries of the update {found:.4f}")
+            yield Row(
+                attack,
+                True,
+                f"{len(losses)} losses, cosine of {ENTRIES} entries of the update {found:.4f}",
+            )
     reply = network.query(0, "train", {"model": MODEL}, own=True)
     if isinstance(reply, str):
         yield Row("own loss", False, refused(reply))
     else:
         succeeded = "loss" in reply.values
-        yield Row("own loss", succeeded, "its exact training loss" if succeeded else "answered without loss")
+        yield Row(
+            "own loss",
+            succeeded,
+            "its exact training loss" if succeeded else "answered without loss",
+        )
 
 
 def read_refusals(network: Network) -> Iterator[Row]:
@@ -190,7 +210,11 @@ def read_refusals(network: Network) -> Iterator[Row]:
     """
     huge = torch.full_like(MODEL, 1e38)
     nan = torch.full_like(MODEL, torch.nan)
-    requests = dict(zip(REQUESTS_TO_PRIVATE, ((MODEL, 0.1), (MODEL, 1e25), (huge, 0.1), (nan, 0.1)), strict=True))
+    requests = dict(
+        zip(
+            REQUESTS_TO_PRIVATE, ((MODEL, 0.1), (MODEL, 1e25), (huge, 0.1), (nan, 0.1)), strict=True
+        )
+    )
     usual = ""
     for place, (name, (model, lr)) in enumerate(requests.items()):
         spec = json.dumps({"epochs": 1, "batch_size": 60, "lr": lr})
@@ -209,7 +233,11 @@ def shown(reply: Content | str) -> str:
     """Return all that a server sees of a reply but noisy numbers, and what repeats the request."""
     if isinstance(reply, str):
         return f"refused: {reply}"
-    values = {name: value for name, value in sorted(reply.values.items()) if name not in ("round", "model")}
+    values = {
+        name: value
+        for name, value in sorted(reply.values.items())
+        if name not in ("round", "model")
+    }
     return f"{values} { ({name: len(data) for name, data in reply.vectors.items()}) }"
 
 
@@ -228,7 +256,9 @@ def attack_privacy(grid: Grid, context: Context) -> list[Row]:
 def colluder_of(folder: Path) -> Key:
     """Return the key of the colluding client, which lies in a folder beside the results; make it if it is missing."""
     node_config = {"folder": str(folder / "colluder")}
-    return key_of(Context(run_id=0, node_id=0, node_config=node_config, state=RecordDict(), run_config={}))
+    return key_of(
+        Context(run_id=0, node_id=0, node_config=node_config, state=RecordDict(), run_config={})
+    )
 
 
 server_of_sums = ServerApp()

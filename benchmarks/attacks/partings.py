@@ -54,12 +54,20 @@ class Target:
 
     def parts(self, replicates: int, number: int = 1, seed: int = 0, part_size: int = 0) -> Vector:
         """Return the updates of the parts, ``[replicates, D]``; no rows if the client refuses."""
-        update = self._train({"replicates": replicates, "part_size": part_size, "round": number, "seed": seed})
-        return update[LAYOUT.size :].reshape(replicates, -1) if len(update) else np.empty((0, LAYOUT.size))
+        update = self._train(
+            {"replicates": replicates, "part_size": part_size, "round": number, "seed": seed}
+        )
+        return (
+            update[LAYOUT.size :].reshape(replicates, -1)
+            if len(update)
+            else np.empty((0, LAYOUT.size))
+        )
 
     def one_step(self, number: int) -> Vector:
         """Return the update of one step with one example, ``[D]``; nothing if the client refuses."""
-        return self._train({"spec": json.dumps({"steps": 1, "batch_size": 1, "lr": 1.0}), "round": number})
+        return self._train(
+            {"spec": json.dumps({"steps": 1, "batch_size": 1, "lr": 1.0}), "round": number}
+        )
 
     def _train(self, changes: Mapping[str, object]) -> Vector:
         self.queries += 1
@@ -76,7 +84,9 @@ class Target:
         images = [image for gradient in gradients for image in images_in(gradient)]
         if not images:
             return 0
-        x = np.asarray(self.federation.examples(0, "train")[0], dtype=np.float64).reshape(self.examples, -1)
+        x = np.asarray(self.federation.examples(0, "train")[0], dtype=np.float64).reshape(
+            self.examples, -1
+        )
         errors = np.abs(np.array(images)[:, None] - x[None]).max(2)
         return int((errors.min(0) < CLOSE).sum())
 
@@ -100,7 +110,9 @@ def equal_order(seed: int, federation: Federation, examples: int) -> NDArray[np.
     return rng.generator(seed, "equal parts", federation.keys[0]).permutation(examples)
 
 
-def order_of_round(seed: int, number: int, federation: Federation, examples: int) -> NDArray[np.int64]:
+def order_of_round(
+    seed: int, number: int, federation: Federation, examples: int
+) -> NDArray[np.int64]:
     """Return the order in which a client deals its examples to the parts of a round."""
     return rng.generator(seed, "parts", number, federation.keys[0]).permutation(examples)
 
@@ -117,7 +129,11 @@ def solve(target: Target, replicates: int, queries: int) -> int:
             row[order[k::replicates]] = 1 / len(order[k::replicates])
             rows.append(row)
             sums.append(update)
-    return target.count_read(np.linalg.lstsq(np.array(rows), np.array(sums), rcond=None)[0]) if rows else 0
+    return (
+        target.count_read(np.linalg.lstsq(np.array(rows), np.array(sums), rcond=None)[0])
+        if rows
+        else 0
+    )
 
 
 def subtract_sizes(target: Target) -> int:
@@ -140,7 +156,11 @@ def subtract_seeds(target: Target) -> int:
                 near = (first - {away}) | {other}
                 if other not in first and near in known:
                     here, there = target.parts(2, seed=seed), target.parts(2, seed=known[near])
-                    return target.count_read((half * (here[0] - there[0]))[None]) if len(here) and len(there) else 0
+                    return (
+                        target.count_read((half * (here[0] - there[0]))[None])
+                        if len(here) and len(there)
+                        else 0
+                    )
         known[first] = seed
     return 0
 
@@ -167,7 +187,11 @@ def rows() -> Iterator[Row]:
         with tempfile.TemporaryDirectory() as folder:
             target = Target(examples, Path(folder))
             read = attack(target)
-        yield Row(f"partings {name}", read > 0, f"{read} of {examples} images from {target.queries} queries")
+        yield Row(
+            f"partings {name}",
+            read > 0,
+            f"{read} of {examples} images from {target.queries} queries",
+        )
 
 
 def main() -> int:

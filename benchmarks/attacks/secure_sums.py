@@ -45,7 +45,9 @@ from fedclade.flower.wire import Content
 
 D = 8
 COLLUDERS = 1
-POLICY = Policy(max_colluders=COLLUDERS, min_honest=3, secure_aggregation=True, trust_server_keys=True)
+POLICY = Policy(
+    max_colluders=COLLUDERS, min_honest=3, secure_aggregation=True, trust_server_keys=True
+)
 SPEC = '{"epochs": 1, "batch_size": 10, "lr": 0.1}'
 TRAINING = {
     "round": 1,
@@ -73,7 +75,9 @@ class Client:
         """Answer a request of the server."""
         member, kind = Member(POLICY, self.peers, self.folder), content.get("what", str)
         if kind == "masked":
-            return Content.of(member.masked(content, self.state, self.key, train=self._train, shape=(D, D)))
+            return Content.of(
+                member.masked(content, self.state, self.key, train=self._train, shape=(D, D))
+            )
         if kind == "unmask":
             return Content.of(member.unmask(content, self.state))
         answers = {"keys": member.keys, "shares": member.shares, "agree": member.agree}
@@ -82,7 +86,9 @@ class Client:
     def _train(self, content: Content) -> Updates:
         one = torch.ones(1, dtype=torch.float64)
         deltas = torch.full((1, D), float(self.number))
-        return Updates(ids=(self.number,), sizes=10 * one, losses=one, norms=one, n_parameters=D, deltas=deltas)
+        return Updates(
+            ids=(self.number,), sizes=10 * one, losses=one, norms=one, n_parameters=D, deltas=deltas
+        )
 
 
 class ServerOfMembers(LyingServer):
@@ -100,13 +106,17 @@ class ServerOfMembers(LyingServer):
         colluders = {number: key for number, key in self.keys.items() if number >= honest}
         super().__init__(public, colluders, TRAINING, torch.zeros(D), claimed=COLLUDERS)
 
-    def deliver(self, kind: str, requests: Mapping[int, Mapping[str, Any]]) -> dict[int, Content | str]:
+    def deliver(
+        self, kind: str, requests: Mapping[int, Mapping[str, Any]]
+    ) -> dict[int, Content | str]:
         """Ask one client after the other."""
         vectors = self.vectors if kind == "masked" else None
         replies: dict[int, Content | str] = {}
         for number, values in requests.items():
             try:
-                replies[number] = self.clients[number].answer(Content.of(wire.record(values, vectors)))
+                replies[number] = self.clients[number].answer(
+                    Content.of(wire.record(values, vectors))
+                )
             except FedcladeError as error:
                 replies[number] = str(error)
         return replies
@@ -242,8 +252,12 @@ def try_roster(folder: Path) -> Iterator[Row]:
         server.show_spoilers()
         advert, key = server.adverts[5], Key.new()
         changed = {
-            "sybil": replace(advert, signer=key.public, masking=public_of(new_key())).signed(server.terms.context, key),
-            "renumbered": replace(advert, signer=server.keys[6].public).signed(server.terms.context, server.keys[6]),
+            "sybil": replace(advert, signer=key.public, masking=public_of(new_key())).signed(
+                server.terms.context, key
+            ),
+            "renumbered": replace(advert, signer=server.keys[6].public).signed(
+                server.terms.context, server.keys[6]
+            ),
             "unsigned": replace(advert, masking=public_of(new_key())),
         }
         server.adverts[5] = changed[name]

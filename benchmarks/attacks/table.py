@@ -26,7 +26,15 @@ from typing import Any
 from common import REST
 
 HERE = Path(__file__).parent
-PROGRAMS = ("private_refusals", "disclosures", "limits", "partings", "masked_sums", "secure_sums", "over_tls")
+PROGRAMS = (
+    "private_refusals",
+    "disclosures",
+    "limits",
+    "partings",
+    "masked_sums",
+    "secure_sums",
+    "over_tls",
+)
 APART = ("lies",)
 """Programs with a table of their own."""
 
@@ -43,11 +51,20 @@ def run(program: str, source: Path) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "rows.json"
         command = [sys.executable, str(HERE / f"{program}.py"), "--json", str(file)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False)
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False
+        )
         if file.exists():
             return [{"program": program, **row} for row in json.loads(file.read_text())]
     lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-    return [{"program": program, "attack": "", "succeeded": None, "detail": f"cannot be run: {lines[-1]}"}]
+    return [
+        {
+            "program": program,
+            "attack": "",
+            "succeeded": None,
+            "detail": f"cannot be run: {lines[-1]}",
+        }
+    ]
 
 
 def outcome(rows: Sequence[dict[str, Any]]) -> str:
@@ -71,23 +88,45 @@ def markdown(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) 
     Of the first variant's detail it shows what comes before :data:`common.REST`.
     """
     earlier = by_attack(before)
-    heads = ("program", "attack", "successes before", "successes now", "result of the first variant now")
+    heads = (
+        "program",
+        "attack",
+        "successes before",
+        "successes now",
+        "result of the first variant now",
+    )
     lines = [f"| {' | '.join(heads)} |", "|:--|:--|--:|--:|:--|"]
     for (program, attack), rows in by_attack(after).items():
         name = attack.removeprefix(f"{program} ")
         got = rows[0]["detail"].partition(REST)[0]
-        cells = [f"`{program}`", name, outcome(earlier.get((program, attack), [])), outcome(rows), got]
+        cells = [
+            f"`{program}`",
+            name,
+            outcome(earlier.get((program, attack), [])),
+            outcome(rows),
+            got,
+        ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def main() -> int:
     """Run programs, or write the table; return 1 if an attack succeeds."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("programs", nargs="*", default=[], help=f"default: {', '.join(PROGRAMS)}")
-    parser.add_argument("--source", type=Path, default=HERE.parents[1] / "src", help="folder src of another version")
+    parser.add_argument(
+        "--source", type=Path, default=HERE.parents[1] / "src", help="folder src of another version"
+    )
     parser.add_argument("--json", type=Path, help="write the rows to this file")
-    parser.add_argument("--markdown", type=Path, nargs=2, metavar=("BEFORE", "AFTER"), help="print the table of both")
+    parser.add_argument(
+        "--markdown",
+        type=Path,
+        nargs=2,
+        metavar=("BEFORE", "AFTER"),
+        help="print the table of both",
+    )
     arguments = parser.parse_args()
     if arguments.markdown:
         before, after = (json.loads(file.read_text()) for file in arguments.markdown)
@@ -97,7 +136,10 @@ def main() -> int:
     for program in arguments.programs or PROGRAMS:
         found = run(program, arguments.source)
         rows += found
-        print(f"{program}: {sum(bool(row['succeeded']) for row in found)} of {len(found)} attacks succeed", flush=True)
+        print(
+            f"{program}: {sum(bool(row['succeeded']) for row in found)} of {len(found)} attacks succeed",
+            flush=True,
+        )
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
     return int(any(row["succeeded"] for row in rows))

@@ -67,11 +67,24 @@ LORA: Settings = {"model.adapter": {"targets": ["1"], "rank": 2, "train": ["3.*"
 DRIFT: Settings = {"data.drift": {"rounds": [4], "share": 0.5}}
 SCALED: Settings = {"adversary.kind": "scaled", "adversary.share": 0.25}
 
-CFL: Settings = {"algorithm.name": "cfl", "algorithm.eps1": 0.4, "algorithm.eps2": 0.1, "algorithm.min_cluster_size": 3}
+CFL: Settings = {
+    "algorithm.name": "cfl",
+    "algorithm.eps1": 0.4,
+    "algorithm.eps2": 0.1,
+    "algorithm.min_cluster_size": 3,
+}
 CFL_MLP: Settings = {**CFL, **MLP, "algorithm.eps1": 2.0}
 RCFL: Settings = {"algorithm.name": "rcfl", "data.clients": 12, "rounds": 9}
-FL_HC: Settings = {"algorithm.name": "fl_hc", "algorithm.rounds_before": 2, "algorithm.n_clusters": 2}
-FEDGROUP: Settings = {"algorithm.name": "fedgroup", "algorithm.groups": 2, "algorithm.pretrain_scale": 2}
+FL_HC: Settings = {
+    "algorithm.name": "fl_hc",
+    "algorithm.rounds_before": 2,
+    "algorithm.n_clusters": 2,
+}
+FEDGROUP: Settings = {
+    "algorithm.name": "fedgroup",
+    "algorithm.groups": 2,
+    "algorithm.pretrain_scale": 2,
+}
 FLEXCFL: Settings = {
     "algorithm.name": "flexcfl",
     "algorithm.groups": 2,
@@ -87,7 +100,11 @@ FEDDRIFT: Settings = {
     "algorithm.delta": 0.1,
     **DRIFT,
 }
-FEDBUFF: Settings = {"algorithm.name": "fedbuff", "algorithm.buffer_size": 3, "algorithm.concurrency": 5}
+FEDBUFF: Settings = {
+    "algorithm.name": "fedbuff",
+    "algorithm.buffer_size": 3,
+    "algorithm.concurrency": 5,
+}
 STOCFL: Settings = {
     "algorithm.name": "stocfl",
     "algorithm.tau": 0.67,
@@ -95,7 +112,11 @@ STOCFL: Settings = {
     "client_fraction": 0.5,
 }
 PFEDME: Settings = {"algorithm.name": "pfedme", "algorithm.steps": 2}
-CENTRAL: Settings = {"privacy.model": "central", "privacy.clip_norm": 0.5, "privacy.noise_multiplier": 1.0}
+CENTRAL: Settings = {
+    "privacy.model": "central",
+    "privacy.clip_norm": 0.5,
+    "privacy.noise_multiplier": 1.0,
+}
 PRIVATE_CHOICE: Settings = {
     "algorithm.name": "private_choice",
     "algorithm.rounds_before": 2,
@@ -158,18 +179,36 @@ VARIANTS: Mapping[str, Settings] = {
         **{"client_fraction": 0.5, "algorithm.cohort": "of_cluster"},
     },
     "fl_hc with α of all clients": {**FL_HC, "client_fraction": 0.3},
-    "fedgrouprox": {**FEDGROUP, "algorithm.mu": 0.1, "algorithm.cold_start": "sampled", "client_fraction": 0.5},
+    "fedgrouprox": {
+        **FEDGROUP,
+        "algorithm.mu": 0.1,
+        "algorithm.cold_start": "sampled",
+        "client_fraction": 0.5,
+    },
     "ifca by gradients": {**IFCA, "algorithm.average": "gradients"},
-    "per_fedavg with Hessians": {"algorithm.name": "per_fedavg", "algorithm.variant": "HF", "rounds": 3},
+    "per_fedavg with Hessians": {
+        "algorithm.name": "per_fedavg",
+        "algorithm.variant": "HF",
+        "rounds": 3,
+    },
     "feddrift, eager": {**FEDDRIFT, "algorithm.eager": True},
-    "ditto, sampled, with lasting momentum": {"algorithm.name": "ditto", "client_fraction": 0.5, **MOMENTUM},
+    "ditto, sampled, with lasting momentum": {
+        "algorithm.name": "ditto",
+        "client_fraction": 0.5,
+        **MOMENTUM,
+    },
     "finetune, with a personal head and lasting momentum": {
         "algorithm.name": "finetune",
         **MLP,
         "model.personal": "head",
         **MOMENTUM,
     },
-    "fedrep with lasting momentum": {"algorithm.name": "fedrep", "algorithm.head_epochs": 2, **MLP, **MOMENTUM},
+    "fedrep with lasting momentum": {
+        "algorithm.name": "fedrep",
+        "algorithm.head_epochs": 2,
+        **MLP,
+        **MOMENTUM,
+    },
 }
 """Methods with other settings."""
 
@@ -188,7 +227,12 @@ ENGINES: Mapping[str, Settings] = {
     "stacked, ditto": {"algorithm.name": "ditto", "engine": "stacked", **MOMENTUM},
     "stacked, fedem": {"algorithm.name": "fedem", "algorithm.clusters": 2, "engine": "stacked"},
     "stacked, rcfl": {**RCFL, "engine": "stacked"},
-    "stacked, fedrep": {"algorithm.name": "fedrep", "algorithm.head_epochs": 2, **MLP, "engine": "stacked"},
+    "stacked, fedrep": {
+        "algorithm.name": "fedrep",
+        "algorithm.head_epochs": 2,
+        **MLP,
+        "engine": "stacked",
+    },
     "vmap, scaffold": {"algorithm.name": "scaffold", "engine": "vmap"},
     "workers, fedsoft": {**FEDSOFT, "engine": "workers"},
 }
@@ -199,7 +243,12 @@ MODELS: Mapping[str, Settings] = {
     "common body": {**CFL_MLP, "model.common": "body"},
     "frozen layer": {**CFL_MLP, "model.freeze": ["1.*"]},
     "LoRA": {**CFL, **MLP, **LORA},
-    "LoRA and a personal head": {"algorithm.name": "fedavg", **MLP, **LORA, "model.personal": "head"},
+    "LoRA and a personal head": {
+        "algorithm.name": "fedavg",
+        **MLP,
+        **LORA,
+        "model.personal": "head",
+    },
     "BatchNorm": {**CFL, **NORMALISED},
 }
 """Parts of models."""
@@ -213,7 +262,10 @@ DATA: Mapping[str, Settings] = {
     "quantity skew": {"algorithm.name": "fedavg", "data.partition": "quantity_skew"},
     "balanced class weights": {"algorithm.name": "fedavg", "task.class_weights": "balanced"},
     "drift": {**CFL, **DRIFT},
-    "drift that accumulates": {**IFCA, "data.drift": {"rounds": [3, 5], "share": 0.5, "kind": "accumulate"}},
+    "drift that accumulates": {
+        **IFCA,
+        "data.drift": {"rounds": [3, 5], "share": 0.5, "kind": "accumulate"},
+    },
     "drift, tested on the next stage": {
         "algorithm.name": "fedavg",
         "data.drift": {"rounds": [3, 5], "share": "anew", "test": "next"},
@@ -230,7 +282,15 @@ SIGNATURES: Mapping[str, Settings] = {
 }
 """What clients are compared by, and what the server keeps of updates."""
 
-RULES = ("median", "trimmed_mean", "krum", "multi_krum", "bulyan", "geometric_median", "centred_clipping")
+RULES = (
+    "median",
+    "trimmed_mean",
+    "krum",
+    "multi_krum",
+    "bulyan",
+    "geometric_median",
+    "centred_clipping",
+)
 """Robust rules of aggregation; ``mean`` is that of all other cases."""
 
 PRIVACY: Mapping[str, Settings] = {
@@ -240,7 +300,12 @@ PRIVACY: Mapping[str, Settings] = {
     "client, rcfl": {**RCFL, **CLIENT_PRIVACY},
     "example": {"algorithm.name": "fedavg", **EXAMPLE_PRIVACY},
     "example, ditto": {"algorithm.name": "ditto", **EXAMPLE_PRIVACY},
-    "example, fedrep": {"algorithm.name": "fedrep", "algorithm.head_epochs": 2, **MLP, **EXAMPLE_PRIVACY},
+    "example, fedrep": {
+        "algorithm.name": "fedrep",
+        "algorithm.head_epochs": 2,
+        **MLP,
+        **EXAMPLE_PRIVACY,
+    },
     "central": {"algorithm.name": "fedavg", "client_fraction": 0.5, **CENTRAL},
     "central, oracle": {"algorithm.name": "oracle", **CENTRAL},
     "small clusters": {**CFL, **CLIENT_PRIVACY, "privacy.min_cluster_size": 3},
@@ -295,7 +360,12 @@ CLIENTS: Mapping[str, Settings] = {
         "adversary.share": 0.25,
         "aggregate.leave_out_opposed": True,
     },
-    "sleepers": {**CFL, "adversary.kind": "sign_flip", "adversary.share": 0.25, "adversary.sleeper": True},
+    "sleepers": {
+        **CFL,
+        "adversary.kind": "sign_flip",
+        "adversary.share": 0.25,
+        "adversary.sleeper": True,
+    },
     "availability": {**CFL, "presence.trace": "daily", "presence.round_seconds": 14400.0},
     "availability of ifca": {
         **IFCA,
@@ -310,7 +380,11 @@ CLIENTS: Mapping[str, Settings] = {
         "newcomers.join_round": 2,
         "newcomers.leave_round": 5,
     },
-    "newcomers of ditto": {"algorithm.name": "ditto", "newcomers.clients": 2, "newcomers.join_round": 3},
+    "newcomers of ditto": {
+        "algorithm.name": "ditto",
+        "newcomers.clients": 2,
+        "newcomers.join_round": 3,
+    },
     "newcomers of fedgroup": {**FEDGROUP, "newcomers.clients": 2, "newcomers.join_round": 3},
     "best round": {**CFL, "keep_best": True, "stop.patience": 2, "data.validation_fraction": 0.2},
 }
@@ -382,7 +456,9 @@ RAY: Mapping[str, Settings] = {
 }
 """Runs on two Ray actors."""
 
-ALL_ALLOWED: Mapping[str, Any] = {"allow": "train evaluate statistics gradients subspaces shifts descriptors"}
+ALL_ALLOWED: Mapping[str, Any] = {
+    "allow": "train evaluate statistics gradients subspaces shifts descriptors"
+}
 """Node config of clients that reply to every kind of query."""
 
 

@@ -49,7 +49,10 @@ def describe_fields(record: Any) -> dict[str, Any]:
 
 def without_clock(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return rows of a table in which the columns of the clock are empty."""
-    return [{name: None if name in CLOCK_COLUMNS else value for name, value in row.items()} for row in rows]
+    return [
+        {name: None if name in CLOCK_COLUMNS else value for name, value in row.items()}
+        for row in rows
+    ]
 
 
 def without_machine(entries: Mapping[str, Any]) -> dict[str, Any]:

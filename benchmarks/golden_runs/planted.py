@@ -138,7 +138,10 @@ PLANTED = (
         part="kept",
     ),
     PlantedError(
-        "updates from parts of the data are not scaled", forget_the_scale_of_parts, case="method: rcfl", part="tree"
+        "updates from parts of the data are not scaled",
+        forget_the_scale_of_parts,
+        case="method: rcfl",
+        part="tree",
     ),
     PlantedError(
         "two models share an optimizer state",
@@ -153,9 +156,19 @@ PLANTED = (
         part="events",
     ),
     PlantedError(
-        "the continued model is that of the split", continue_from_the_split, case="method: stocfl", part="tree"
+        "the continued model is that of the split",
+        continue_from_the_split,
+        case="method: stocfl",
+        part="tree",
     ),
-    PlantedError("messages have one more value", add_a_value_to_messages, case="network: fedavg", part="messages"),
-    PlantedError("the table of rounds lacks a column", lose_a_column, case="method: fedavg", part="metrics"),
+    PlantedError(
+        "messages have one more value",
+        add_a_value_to_messages,
+        case="network: fedavg",
+        part="messages",
+    ),
+    PlantedError(
+        "the table of rounds lacks a column", lose_a_column, case="method: fedavg", part="metrics"
+    ),
 )
 """The errors, each with a case that notices it."""

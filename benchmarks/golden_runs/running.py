@@ -95,7 +95,9 @@ def resume_case(case: Case, folder: Path) -> Outcome:
         run_in_simulation(case, folder, stop=stop)
     except RunInterrupted:
         return run_in_simulation(case, folder)
-    raise AssertionError(f"case {case.name!r} has not stopped after {rounds // 2} of {rounds} rounds")
+    raise AssertionError(
+        f"case {case.name!r} has not stopped after {rounds // 2} of {rounds} rounds"
+    )
 
 
 def run_in_simulation(case: Case, folder: Path, stop: Callable[[], bool] | None = None) -> Outcome:
@@ -121,7 +123,9 @@ def ray_cluster() -> Iterator[None]:
     """Start Ray on this machine with two cores, however many there are, and stop it at the end."""
     import ray
 
-    ray.init(num_cpus=RAY_CORES, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init(
+        num_cpus=RAY_CORES, include_dashboard=False, log_to_driver=False, logging_level="ERROR"
+    )
     try:
         yield
     finally:
@@ -136,7 +140,10 @@ def run_on_network(case: Case, folder: Path) -> Outcome:
     settings |= {"network.clients": clients, "network.out": str(folder / "run")}
     messages: list[Any] = []
     app = record_messages(client_app_from_config(), messages)
-    nodes = {FIRST_NODE + number: LocalNode(app, {"partition-id": number, **case.node}) for number in range(clients)}
+    nodes = {
+        FIRST_NODE + number: LocalNode(app, {"partition-id": number, **case.node})
+        for number in range(clients)
+    }
     context = Context(1, 0, {}, RecordDict(), settings)
     with redirect_stdout(StringIO()):
         server_app_from_config()(LocalGrid(nodes, settings), context)

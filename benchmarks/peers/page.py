@@ -63,7 +63,9 @@ def page(results: Mapping[str, Any]) -> str:
     tasks, settings, machine = results["tasks"], results["work"], results["machine"]
     rows = [row for rows in tasks.values() for row in rows.values()]
     return PAGE.format(
-        tables="\n\n".join(table(name, mine, results["rounds"][name]) for name, mine in tasks.items()),
+        tables="\n\n".join(
+            table(name, mine, results["rounds"][name]) for name, mine in tasks.items()
+        ),
         repeats=min(row["repeats"] for row in rows),
         **settings,
         **machine,
@@ -86,7 +88,11 @@ def table(name: str, rows: Mapping[str, Any], rounds: int) -> str:
         ratio = row["times_fedclade"]
         cells = (
             *(row["title"], row["way"], f"{row['seconds'][0]:.3g}"),
-            *(ranged(ratio) if ratio else "–", f"{row['samples_per_second']:,}", f"{row['accuracy'][0]:.1%}"),
+            *(
+                ranged(ratio) if ratio else "–",
+                f"{row['samples_per_second']:,}",
+                f"{row['accuracy'][0]:.1%}",
+            ),
         )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -99,7 +105,10 @@ def ranged(values: tuple[float, float, float]) -> str:
 
 def verdict(tasks: Mapping[str, Any]) -> str:
     """Return how far accuracies lie apart, of those that do the same work: their medians, and single runs of one."""
-    peers = {name: [row["accuracy"] for key, row in rows.items() if key != "central"] for name, rows in tasks.items()}
+    peers = {
+        name: [row["accuracy"] for key, row in rows.items() if key != "central"]
+        for name, rows in tasks.items()
+    }
     apart = {name: _range([row[0] for row in found]) for name, found in peers.items() if found}
     alone = max(_range(row) for found in peers.values() for row in found)
     worst = max(apart, key=lambda name: apart[name])

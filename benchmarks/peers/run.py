@@ -82,14 +82,23 @@ PEERS = {
         *("d832e76f6a23b833038949ec1e4fdefe63a4d350", ("system",)),
     ),
     "flbench": Peer(
-        *("FL-bench", "flbench", ("2 workers", "1 worker"), "https://github.com/KarhouTam/FL-bench"),
+        *(
+            "FL-bench",
+            "flbench",
+            ("2 workers", "1 worker"),
+            "https://github.com/KarhouTam/FL-bench",
+        ),
         *("06e658bca5af6ce732e25bb7c0f8be321e14a85e", ("config", "data", "src")),
     ),
-    "central": Peer("no federation: large batches", "central", ("batch 512", "batch 128", "batch 32")),
+    "central": Peer(
+        "no federation: large batches", "central", ("batch 512", "batch 128", "batch 32")
+    ),
 }
 
 
-def prepare(where: Path, only: Sequence[str], sources: Mapping[str, str], data_dir: Path | None) -> None:
+def prepare(
+    where: Path, only: Sequence[str], sources: Mapping[str, str], data_dir: Path | None
+) -> None:
     """Make the environments, checkouts and arrays that are not there yet."""
     (where / "data").mkdir(parents=True, exist_ok=True)
     if not (where / "data" / "test_y.npy").exists():
@@ -101,13 +110,32 @@ def prepare(where: Path, only: Sequence[str], sources: Mapping[str, str], data_d
             continue
         Console().print(f"{peer.title}: installing")
         venv.create(where / peer.folder, with_pip=True, clear=True)
-        pip = [peer.python(where), "-m", "pip", "install", "-q", "-c", str(ROOT / "constraints.txt")]
+        pip = [
+            peer.python(where),
+            "-m",
+            "pip",
+            "install",
+            "-q",
+            "-c",
+            str(ROOT / "constraints.txt"),
+        ]
         commands = [[*pip, "-r", str(requirements)]]
         if peer.source:
             checkout = where / f"{peer.folder}-source"
             if not checkout.exists():
-                commands.append(["git", "clone", "-q", "--no-checkout", sources.get(key, peer.source), str(checkout)])
-            commands.append(["git", "-C", str(checkout), "checkout", "-q", peer.commit, "--", *peer.parts])
+                commands.append(
+                    [
+                        "git",
+                        "clone",
+                        "-q",
+                        "--no-checkout",
+                        sources.get(key, peer.source),
+                        str(checkout),
+                    ]
+                )
+            commands.append(
+                ["git", "-C", str(checkout), "checkout", "-q", peer.commit, "--", *peer.parts]
+            )
         failed = [done for command in commands if (done := subprocess.run(command)).returncode]
         if failed:
             Console().print(f"{peer.title}: could not be installed, see above", style="red")
@@ -121,8 +149,17 @@ def write_data(folder: Path, data_dir: Path | None) -> None:
 
     pool = load_pool("mnist", data_dir=data_dir)
     clients = max(task.clients for task in work.TASKS.values())
-    mine = np.random.default_rng(0).permutation(pool.train)[: clients * work.IMAGES].reshape(clients, work.IMAGES)
-    arrays = {"x": pool.x[mine], "y": pool.y[mine], "test_x": pool.x[pool.test], "test_y": pool.y[pool.test]}
+    mine = (
+        np.random.default_rng(0)
+        .permutation(pool.train)[: clients * work.IMAGES]
+        .reshape(clients, work.IMAGES)
+    )
+    arrays = {
+        "x": pool.x[mine],
+        "y": pool.y[mine],
+        "test_x": pool.x[pool.test],
+        "test_y": pool.y[pool.test],
+    }
     for name, array in arrays.items():
         np.save(folder / f"{name}.npy", array.numpy())
 
@@ -130,8 +167,12 @@ def write_data(folder: Path, data_dir: Path | None) -> None:
 def measure(key: str, task: str, way: str, where: Path, out: Path, **more: str) -> None:
     """Run one process, which adds its line to ``out``; if it fails, a line says so."""
     peer = PEERS[key]
-    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"} | {
-        "PYTHONPATH": os.pathsep.join(map(str, (HERE / "shared", *[ROOT / "src"] * (peer.folder == "fedclade")))),
+    environment = {
+        name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"
+    } | {
+        "PYTHONPATH": os.pathsep.join(
+            map(str, (HERE / "shared", *[ROOT / "src"] * (peer.folder == "fedclade")))
+        ),
         "FEDCLADE_CACHE_DIR": str(where / "cache"),
         "CUDA_VISIBLE_DEVICES": "",
         "PEERS_DATA": str(where / "data"),
@@ -146,7 +187,12 @@ def measure(key: str, task: str, way: str, where: Path, out: Path, **more: str) 
     with log.open("w") as file:
         try:
             process = subprocess.Popen(
-                command, env=environment, stdout=file, stderr=subprocess.STDOUT, cwd=where, start_new_session=True
+                command,
+                env=environment,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                cwd=where,
+                start_new_session=True,
             )
             process.wait(SECONDS)
         except OSError as error:
@@ -160,7 +206,9 @@ def measure(key: str, task: str, way: str, where: Path, out: Path, **more: str) 
     if len(read(out)) == before:
         why = ([line for line in log.read_text().splitlines() if line.strip()] or ["no output"])[-1]
         with out.open("a") as file:
-            file.write(json.dumps({"peer": key, "task": task, "way": way, "failed": why[:300]}) + "\n")
+            file.write(
+                json.dumps({"peer": key, "task": task, "way": way, "failed": why[:300]}) + "\n"
+            )
         Console().print(f"{key} {task} {way}: {why}", style="red")
 
 
@@ -172,12 +220,17 @@ def read(out: Path) -> list[Line]:
 def of(lines: Sequence[Line], key: str, task: str, way: str | None = None) -> list[Line]:
     """Return the lines of a row: all in one of its ways or, if none is given, those that worked in its fastest."""
     if way is None:
-        each = ([line for line in of(lines, key, task, way) if "failed" not in line] for way in PEERS[key].ways)
+        each = (
+            [line for line in of(lines, key, task, way) if "failed" not in line]
+            for way in PEERS[key].ways
+        )
         return min(filter(None, each), key=lambda mine: median(mine[0]["seconds"]), default=[])
     return [line for line in lines if (line["peer"], line["task"], line["way"]) == (key, task, way)]
 
 
-def missing(repeats: int, only: Sequence[str], tasks: Sequence[str], out: Path) -> Iterator[tuple[str, str, str]]:
+def missing(
+    repeats: int, only: Sequence[str], tasks: Sequence[str], out: Path
+) -> Iterator[tuple[str, str, str]]:
     """Yield what is still to be measured: all of a repeat, in a random order, before any of the next."""
     for repeat in range(repeats):
         for task in tasks:
@@ -211,7 +264,11 @@ def summary(lines: Sequence[Line]) -> dict[str, Any]:
                 "megabytes": round(median(line["memory"] for line in mine) / 1e6),
                 "version": mine[0]["version"],
             }
-    failed = {f"{PEERS[line['peer']].title}, {line['way']}": line["failed"] for line in lines if "failed" in line}
+    failed = {
+        f"{PEERS[line['peer']].title}, {line['way']}": line["failed"]
+        for line in lines
+        if "failed" in line
+    }
     return {
         "machine": {
             "cores": os.cpu_count(),
@@ -234,8 +291,19 @@ def show(results: Mapping[str, Any]) -> None:
     """Print all tables."""
     for name, rows in results["tasks"].items():
         table = Table(title=f"{name}: medians (smallest to largest)")
-        for column in ("", "seconds a round", "samples/s", "times fedclade's", "accuracy", "MB", "way", "repeats"):
-            table.add_column(column, no_wrap=True, justify="left" if column in ("", "way") else "right")
+        for column in (
+            "",
+            "seconds a round",
+            "samples/s",
+            "times fedclade's",
+            "accuracy",
+            "MB",
+            "way",
+            "repeats",
+        ):
+            table.add_column(
+                column, no_wrap=True, justify="left" if column in ("", "way") else "right"
+            )
         for row in rows.values():
             seconds, ratio, score = row["seconds"], row["times_fedclade"], row["accuracy"]
             table.add_row(
@@ -261,17 +329,27 @@ def check(only: Sequence[str], where: Path) -> None:
             steps.write_bytes(b"")
             measure(key, name, way, where, out, PEERS_STEPS=str(steps))
             rounds = task.rounds + (2 if PEERS[key].folder == "fedclade" else 1)
-            Console().print(f"{key}, {way}: {steps.stat().st_size / rounds:g} steps a round, should be {should}")
+            Console().print(
+                f"{key}, {way}: {steps.stat().st_size / rounds:g} steps a round, should be {should}"
+            )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--where", type=Path, default=ROOT / ".peers", help="environments, data, and measurements")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--where", type=Path, default=ROOT / ".peers", help="environments, data, and measurements"
+    )
     parser.add_argument("--only", nargs="+", choices=PEERS, default=list(PEERS))
     parser.add_argument("--tasks", nargs="+", choices=work.TASKS, default=list(work.TASKS))
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--data-dir", type=Path, help="where MNIST is; by default FEDCLADE_DATA_DIR")
-    parser.add_argument("--source", nargs="+", default=[], metavar="PEER=REPOSITORY", help="clone it from there")
+    parser.add_argument(
+        "--data-dir", type=Path, help="where MNIST is; by default FEDCLADE_DATA_DIR"
+    )
+    parser.add_argument(
+        "--source", nargs="+", default=[], metavar="PEER=REPOSITORY", help="clone it from there"
+    )
     for action in ("--prepare", "--check", "--table", "--page"):
         parser.add_argument(action, action="store_true")
     arguments = parser.parse_args()

@@ -17,10 +17,13 @@ def main() -> fedclade.Run:
     lies = fedclade.Adversary(kind="label_flip")
 
     def app(adversary: fedclade.Adversary | None = None):
-        return client_app("mclr", lambda c: data.alone(int(c.node_config["partition-id"])), adversary=adversary)
+        return client_app(
+            "mclr", lambda c: data.alone(int(c.node_config["partition-id"])), adversary=adversary
+        )
 
     nodes = {
-        node + 1: LocalNode(app(lies if node == LIAR else None), {"partition-id": node}) for node in range(CLIENTS)
+        node + 1: LocalNode(app(lies if node == LIAR else None), {"partition-id": node})
+        for node in range(CLIENTS)
     }
     algorithm = fedclade.CFL(split_rounds=(5,), eps2=1e-6)
     spec = fedclade.LocalTraining(epochs=2, lr=0.1)

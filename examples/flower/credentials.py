@@ -14,7 +14,12 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 DAYS = 30
@@ -38,7 +43,10 @@ def make_certificates(folder: Path, names: Sequence[str]) -> None:
     FileExistsError
         If the folder has certificates already.
     """
-    authority_key, server_key = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
+    authority_key, server_key = (
+        ec.generate_private_key(ec.SECP384R1()),
+        ec.generate_private_key(ec.SECP384R1()),
+    )
     authority = _certificate(
         ("fedclade example CA", authority_key),
         ("fedclade example CA", authority_key),
@@ -53,7 +61,10 @@ def make_certificates(folder: Path, names: Sequence[str]) -> None:
         (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
         (x509.SubjectAlternativeName([_general_name(name) for name in names]), False),
     )
-    write_private(folder / "server.key", server_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    write_private(
+        folder / "server.key",
+        server_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()),
+    )
     (folder / "ca.crt").write_bytes(authority.public_bytes(Encoding.PEM))
     (folder / "server.pem").write_bytes(server.public_bytes(Encoding.PEM))
 
@@ -70,7 +81,9 @@ def make_node_key(path: Path) -> Path:
     """
     key, public = ec.generate_private_key(ec.SECP384R1()), path.with_suffix(".pub")
     write_private(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
-    public.write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n")
+    public.write_bytes(
+        key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n"
+    )
     return public
 
 
@@ -101,8 +114,13 @@ def _certificate(
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - _CLOCKS_DIFFER)
         .not_valid_after(now + timedelta(days=DAYS))
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(subject[1].public_key()), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer[1].public_key()), critical=False)
+        .add_extension(
+            x509.SubjectKeyIdentifier.from_public_key(subject[1].public_key()), critical=False
+        )
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer[1].public_key()),
+            critical=False,
+        )
     )
     for extension, critical in extensions:
         builder = builder.add_extension(extension, critical)
@@ -111,7 +129,13 @@ def _certificate(
 
 def _usage(*allowed: str) -> x509.KeyUsage:
     known = (
-        *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
+        *(
+            "digital_signature",
+            "content_commitment",
+            "key_encipherment",
+            "data_encipherment",
+            "key_agreement",
+        ),
         *("key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
     )
     return x509.KeyUsage(**{usage: usage in allowed for usage in known})

@@ -78,7 +78,9 @@ class Deployment:
     ) -> None:
         self.folder, self.app, self.nodes = folder.resolve(), app.resolve(), nodes
         self._share_secret = share_secret
-        self._node_configs = [node_config] * nodes if isinstance(node_config, str) else list(node_config)
+        self._node_configs = (
+            [node_config] * nodes if isinstance(node_config, str) else list(node_config)
+        )
         if len(self._node_configs) != nodes:
             raise DeploymentError(
                 f"node_config has {len(self._node_configs)} texts, and there are {nodes} nodes; give one for each, or "
@@ -92,7 +94,9 @@ class Deployment:
             "FLWR_HOME": str(self.folder / "flower"),
             "PATH": f"{programs}{os.pathsep}{os.environ.get('PATH', '')}",  # Flower starts its programs by name
             "PYTHONUNBUFFERED": "1",
-            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),  # the nodes share this machine's cores
+            "OMP_NUM_THREADS": os.environ.get(
+                "OMP_NUM_THREADS", "1"
+            ),  # the nodes share this machine's cores
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds, instead of 1
         }
         self.flwr = FlowerCommand(CONNECTION, self.environment)
@@ -108,7 +112,10 @@ class Deployment:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.stop()
 
@@ -134,7 +141,10 @@ class Deployment:
         nodes = [process for name, process in self._processes.items() if name.startswith("node-")]
         others = [process for process in self._processes.values() if process not in nodes]
         try:
-            for processes in (nodes, others):  # nodes first: they tell the SuperLink that they leave
+            for processes in (
+                nodes,
+                others,
+            ):  # nodes first: they tell the SuperLink that they leave
                 for process in processes:
                     process.terminate()
                 end = time.monotonic() + STOP
@@ -235,7 +245,9 @@ class Deployment:
     def _start(self, name: str, *command: str) -> Process:
         if name in self._processes:
             self._processes[name].kill()  # what an earlier start may have left
-        process = Process(name, [program(command[0]), *command[1:]], self.logs / f"{name}.log", self.environment)
+        process = Process(
+            name, [program(command[0]), *command[1:]], self.logs / f"{name}.log", self.environment
+        )
         self._processes[name] = process
         return process
 
@@ -245,9 +257,19 @@ class Deployment:
             "flower-superlink",
             *("--host", HOST, "--port", str(self._ports[-1])),
             *("--ssl-ca-certfile", str(self.keys / "ca.crt")),
-            *("--ssl-certfile", str(self.keys / "server.pem"), "--ssl-keyfile", str(self.keys / "server.key")),
+            *(
+                "--ssl-certfile",
+                str(self.keys / "server.pem"),
+                "--ssl-keyfile",
+                str(self.keys / "server.key"),
+            ),
             *("--enable-supernode-auth", "--database", str(self.folder / "superlink.db")),
-            *("--isolation", "process", "--superexec-auth-secret-file", str(self.keys / "superexec.secret")),
+            *(
+                "--isolation",
+                "process",
+                "--superexec-auth-secret-file",
+                str(self.keys / "superexec.secret"),
+            ),
             "--disable-runtime-dependency-installation",
         )
         superlink.wait_until(self._superlink_answers, "answers", START)
@@ -257,7 +279,12 @@ class Deployment:
         self._start(
             "superexec",
             "flower-superexec",
-            *("--runtime-api-address", self._address, "--root-certificates", str(self.keys / "ca.crt")),
+            *(
+                "--runtime-api-address",
+                self._address,
+                "--root-certificates",
+                str(self.keys / "ca.crt"),
+            ),
             *("--superexec-auth-secret-file", str(self.keys / "superexec.secret")),
         )
 
@@ -265,7 +292,9 @@ class Deployment:
         """Ask over TLS, so that a certificate that does not fit is found out here."""
         context = ssl.create_default_context(cafile=str(self.keys / "ca.crt"))
         try:
-            with urllib.request.urlopen(f"https://{self._address}/health", context=context, timeout=5):
+            with urllib.request.urlopen(
+                f"https://{self._address}/health", context=context, timeout=5
+            ):
                 return True
         except (urllib.error.URLError, ConnectionError, TimeoutError) as error:
             if isinstance(getattr(error, "reason", None), ssl.SSLCertVerificationError):
@@ -273,7 +302,9 @@ class Deployment:
             return False  # not yet
 
     def _launch_node(self, node: int, key: Path) -> None:
-        config = f'partition-id={node} num-partitions={self.nodes} folder="{self.node_folder(node)}"'
+        config = (
+            f'partition-id={node} num-partitions={self.nodes} folder="{self.node_folder(node)}"'
+        )
         if self._share_secret:
             config += f' secret-file="{self.keys / "clients.secret"}"'
         if added := self._node_configs[node]:
@@ -300,7 +331,9 @@ class Deployment:
 
     def _wait_for_node(self, node: int) -> int:
         process = self._processes[_node_name(node)]
-        process.wait_until(lambda: _NODE_ID.search(process.output()) is not None, "joined the SuperLink", START)
+        process.wait_until(
+            lambda: _NODE_ID.search(process.output()) is not None, "joined the SuperLink", START
+        )
         return self.node_ids()[node]
 
 

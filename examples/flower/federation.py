@@ -56,13 +56,18 @@ def federate(folder: Path, nodes: int, settings: dict[str, Any]) -> None:
         If a process does not start, or the run does not end well.
     """
     console = new_console()
-    console.print(f"starting a SuperLink and {nodes} SuperNodes; keys and logs are in {folder}", soft_wrap=True)
+    console.print(
+        f"starting a SuperLink and {nodes} SuperNodes; keys and logs are in {folder}",
+        soft_wrap=True,
+    )
     with Deployment(folder, APP, nodes, share_secret=settings["privacy.permute"]) as deployment:
         console.print(f"all {nodes} SuperNodes have joined over TLS, each by its own key\n")
         deployment.run(settings)
     run = Path(settings["network.out"])
     if not (run / "summary.json").exists():
-        raise DeploymentError(f"the run ended, but wrote no results to {run}; see the logs in {deployment.logs}")
+        raise DeploymentError(
+            f"the run ended, but wrote no results to {run}; see the logs in {deployment.logs}"
+        )
 
 
 def leave(number: int, frame: FrameType | None) -> None:
@@ -75,15 +80,28 @@ def leave(number: int, frame: FrameType | None) -> None:
 
 def parse() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nodes", type=int, default=4, help="SuperNodes, each one client (default: 4)")
-    parser.add_argument(
-        "--data", choices=tuple(DATA), default="digits", help="mnist is read from FEDCLADE_DATA_DIR (default: digits)"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--permute", action="store_true", help="let clients shuffle all that travels by a secret that they share"
+        "--nodes", type=int, default=4, help="SuperNodes, each one client (default: 4)"
     )
-    parser.add_argument("--out", type=Path, help="folder to make for keys, logs and results (default: one under runs)")
+    parser.add_argument(
+        "--data",
+        choices=tuple(DATA),
+        default="digits",
+        help="mnist is read from FEDCLADE_DATA_DIR (default: digits)",
+    )
+    parser.add_argument(
+        "--permute",
+        action="store_true",
+        help="let clients shuffle all that travels by a secret that they share",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="folder to make for keys, logs and results (default: one under runs)",
+    )
     return parser.parse_args()
 
 

@@ -51,7 +51,9 @@ class FlowerCommand:
             What wins over the run config in the app's ``pyproject.toml``: ``{"local.lr": 0.1}``.
         """
         chosen = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
-        answer = self("run", str(app), self._connection, *(["--run-config", chosen] if chosen else []))
+        answer = self(
+            "run", str(app), self._connection, *(["--run-config", chosen] if chosen else [])
+        )
         return str(answer["run-id"])
 
     def follow(self, run: str) -> None:
@@ -76,7 +78,9 @@ class FlowerCommand:
             If it fails.
         """
         command = [program("flwr"), *arguments, "--format", "json"]
-        done = subprocess.run(command, env=self._environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, env=self._environment, capture_output=True, text=True, check=False
+        )
         answer = _json_in(done.stdout)
         if done.returncode != 0 or not answer.get("success"):
             why = answer.get("error-message") or done.stdout + done.stderr

@@ -67,7 +67,9 @@ class Process:
         All of its environment variables.
     """
 
-    def __init__(self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]
+    ) -> None:
         self.name, self.log = name, log
         with log.open("ab") as output:
             self._begin = output.tell()
@@ -117,7 +119,9 @@ class Process:
         end = time.monotonic() + timeout
         while not ready():
             if not self.running:
-                raise self.error(f"ended with exit status {self._process.returncode} before it {what}")
+                raise self.error(
+                    f"ended with exit status {self._process.returncode} before it {what}"
+                )
             if time.monotonic() > end:
                 raise self.error(f"has been started {timeout:g} seconds ago, and still not: {what}")
             time.sleep(0.1)

@@ -11,9 +11,10 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-# Before torch starts its threads: those that wait for work should soon go to sleep. By default they spin for so long
-# that, as soon as another process wants a core, each of the many short operations of a simulation waits for a thread
-# that is not running. This many turns (of GNU's OpenMP, in torch's Linux builds) cost nothing on a quiet machine.
+# Before torch starts its threads: those that wait for work should soon go to sleep. By default they
+# spin for so long that, as soon as another process wants a core, each of the many short operations
+# of a simulation waits for a thread that is not running. This many turns (of GNU's OpenMP, in
+# torch's Linux builds) cost nothing on a quiet machine.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 

@@ -26,8 +26,14 @@ class Absent(ScriptedClients):
 
     def train(self, ids, models, assignment, this_round, anchors=None, query="", *, own=False):
         name = query or this_round.purpose
-        gone = self.absent.get(this_round.number, set()) | self.absent.get((this_round.number, name), set())
-        updates = super().train(ids, models, assignment, this_round, own=own).select([i for i in ids if i not in gone])
+        gone = self.absent.get(this_round.number, set()) | self.absent.get(
+            (this_round.number, name), set()
+        )
+        updates = (
+            super()
+            .train(ids, models, assignment, this_round, own=own)
+            .select([i for i in ids if i not in gone])
+        )
         return replace(updates, left_out={i: "asleep" for i in ids if i in gone})
 
     def gradients(self, ids, models, assignment, this_round):
@@ -39,7 +45,11 @@ def played(
 ) -> tuple[list[State], list[RoundLog]]:
     """Let everybody train from a model of zeros; return the states, one more than rounds, and the logs."""
     shape = (2,) if algorithm.initial_models == 1 else (algorithm.initial_models, 2)
-    params = torch.arange(float(torch.Size(shape).numel())).view(shape) if len(shape) > 1 else torch.zeros(shape)
+    params = (
+        torch.arange(float(torch.Size(shape).numel())).view(shape)
+        if len(shape) > 1
+        else torch.zeros(shape)
+    )
     states, logs = [algorithm.init(params, clients)], list[RoundLog]()
     for number in range(1, rounds + 1):
         this_round = Round(number, LocalTraining(), min_clients=min_clients)
@@ -51,7 +61,11 @@ def played(
 
 
 def events(log: RoundLog, *kinds: str) -> list[tuple[str, int, object]]:
-    return [(event.kind, event.node, details(event).get("clients")) for event in log.events if event.kind in kinds]
+    return [
+        (event.kind, event.node, details(event).get("clients"))
+        for event in log.events
+        if event.kind in kinds
+    ]
 
 
 def models(state: State) -> list[list[float]]:
@@ -77,21 +91,30 @@ def test_who_misses_the_clustering_waits_at_the_root_and_joins_whom_it_is_like()
 
 def test_who_waits_moves_no_model():
     """The root keeps the w of round 1, the mean of all; a cluster moves by its members of old in rounds 3 and 4."""
-    states, logs = played(FLHC(rounds_before=1, **WARD), Absent(TWO_KINDS, absent={2: {1, 5}}), 3, min_clients=2)
+    states, logs = played(
+        FLHC(rounds_before=1, **WARD), Absent(TWO_KINDS, absent={2: {1, 5}}), 3, min_clients=2
+    )
     assert models(states[3]) == [[0.5, 0.5], [1.5, 0.5], [0.5, 1.5]]
     assert logs[2].losses.keys() == set(range(6))
     assert logs[2].criteria.keys() == {1, 2}, "the root's last criteria are that of the split"
 
 
 def test_who_waits_may_be_fewer_than_min_clients():
-    _, logs = played(FLHC(rounds_before=1, **WARD), Absent(TWO_KINDS, absent={2: {1}}), 3, min_clients=2)
+    _, logs = played(
+        FLHC(rounds_before=1, **WARD), Absent(TWO_KINDS, absent={2: {1}}), 3, min_clients=2
+    )
     assert events(logs[2], "too_few", "joined") == [("joined", 2, [1])]
 
 
 def test_too_few_answers_to_cluster_leave_it_to_the_next_round():
     clients = Absent(TWO_KINDS, absent={2: {0, 1, 2, 3, 4}, 3: set(range(6))})
     states, logs = played(FLHC(rounds_before=1, **WARD), clients, 4)
-    assert [events(log, "postponed") for log in logs] == [[], [("postponed", 0, 1)], [("postponed", 0, 0)], []]
+    assert [events(log, "postponed") for log in logs] == [
+        [],
+        [("postponed", 0, 1)],
+        [("postponed", 0, 0)],
+        [],
+    ]
     assert details(logs[1].events[0]) == {"clients": 1, "needed": 2}
     assert states[3].tree is states[1].tree
     assert [leaf.members for leaf in states[4].tree.leaves] == [(0, 1, 2), (3, 4, 5)]
@@ -138,7 +161,9 @@ def test_a_split_needs_two_who_answer(query):
 # Clusters with too few answers
 
 
-@pytest.mark.parametrize("algorithm", [FedAvg(), cfl(), FLHC(rounds_before=9, **WARD), Ditto(), FineTune()])
+@pytest.mark.parametrize(
+    "algorithm", [FedAvg(), cfl(), FLHC(rounds_before=9, **WARD), Ditto(), FineTune()]
+)
 def test_a_cluster_with_too_few_answers_keeps_its_model_and_is_not_split(algorithm):
     clients = Absent(TWO_KINDS, absent={2: {0, 1, 2, 3}})
     states, logs = played(algorithm, clients, 2, min_clients=3)
@@ -218,7 +243,11 @@ def test_groups_stay_when_nobody_in_them_answers():
 
 def test_who_does_not_fine_tune_is_served_with_the_global_model():
     states, _ = played(algorithm := FineTune(), Absent(TWO_KINDS, absent={(2, "finetune"): {3}}), 2)
-    assert [algorithm.keepers(state) for state in states] == [(), (0, 1, 2, 3, 4, 5), (0, 1, 2, 4, 5)]
+    assert [algorithm.keepers(state) for state in states] == [
+        (),
+        (0, 1, 2, 3, 4, 5),
+        (0, 1, 2, 4, 5),
+    ]
 
 
 def test_who_is_absent_keeps_its_own_model_in_ditto():

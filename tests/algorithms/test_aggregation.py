@@ -53,7 +53,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def normed(seed: int = 0) -> nn.Module:
     """Return a model with a head, a body, a layer that normalises, and buffers."""
     torch.manual_seed(seed)
-    layers = nn.Flatten(), nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, LABELS)
+    layers = (
+        nn.Flatten(),
+        nn.Linear(FEATURES, 8),
+        nn.BatchNorm1d(8),
+        nn.ReLU(),
+        nn.Linear(8, LABELS),
+    )
     return nn.Sequential(*layers)
 
 
@@ -67,12 +73,16 @@ ONE_STEP = LocalTraining(batch_size=24, lr=0.2)
 """Of each client in a round."""
 
 
-@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "local"])  # which aggregates nothing
+@pytest.mark.parametrize(
+    "name", [name for name in ALGORITHMS if name != "local"]
+)  # which aggregates nothing
 def test_no_model_moves_but_by_the_rule(name: str, monkeypatch: pytest.MonkeyPatch):
     """With a rule by which nothing moves, every model stays what it was, and with a real one it does not."""
     algorithm = build_algorithm(name, OPTIONS.get(name), federation_of(TRUTH).true_clusters)
     moved = run_of(algorithm, local=ONE_STEP)
-    monkeypatch.setattr("fedclade.core.aggregate.robust", lambda rows, *_: torch.zeros_like(rows[0]))
+    monkeypatch.setattr(
+        "fedclade.core.aggregate.robust", lambda rows, *_: torch.zeros_like(rows[0])
+    )
     still, before = run_of(algorithm, local=ONE_STEP), run_of(algorithm, rounds=1, local=ONE_STEP)
     for run in (still, before):
         assert run.config["aggregate"]["rule"] == "median"
@@ -81,7 +91,10 @@ def test_no_model_moves_but_by_the_rule(name: str, monkeypatch: pytest.MonkeyPat
         assert any(torch.allclose(node.params, each, rtol=0, atol=1e-6) for each in began)
     there = [node.params for node in still.tree.leaves if node.members]
     assert not any(
-        torch.allclose(node.params, each, atol=1e-4) for node in moved.tree.leaves if node.members for each in there
+        torch.allclose(node.params, each, atol=1e-4)
+        for node in moved.tree.leaves
+        if node.members
+        for each in there
     )
 
 
@@ -103,7 +116,9 @@ def deltas_of(n: int, seed: int = 0) -> Tensor:
     return torch.randn(n, 4, generator=torch.Generator().manual_seed(seed))
 
 
-def updates_of(deltas: Tensor, sizes: list[int] | None = None, rule: Aggregation | None = MEDIAN) -> Updates:
+def updates_of(
+    deltas: Tensor, sizes: list[int] | None = None, rule: Aggregation | None = MEDIAN
+) -> Updates:
     n = len(deltas)
     updates = Updates.received(range(n), sizes or [1] * n, deltas, 3, torch.zeros(n), 1)
     return replace(updates, aggregation=rule)
@@ -138,7 +153,9 @@ def test_feddrift_aggregates_all_that_train_a_model_together(monkeypatch: pytest
 
     monkeypatch.setattr("fedclade.algorithms.feddrift.mean_of_all", noting)
     run_of(FedDrift(step_rounds=2, delta=0.05, start="together"), Aggregation())
-    assert [1, 7] in trained, "one of eight opened a model, and trains the first on its data of the first step"
+    assert [1, 7] in trained, (
+        "one of eight opened a model, and trains the first on its data of the first step"
+    )
     alone, others = deltas_of(1, seed=1) * 1000, deltas_of(4)
     together = mean_of_all([updates_of(alone), updates_of(others)])
     torch.testing.assert_close(together, rules.median(torch.cat([alone, others])))
@@ -150,11 +167,15 @@ def test_fedsoft_refuses_centres_that_only_weights_tell_apart():
         run_of(FedSoft(clusters=2, selection=8))
     with pytest.raises(ConfigError, match="below the 4 clients"):
         run_of(FedSoft(clusters=2, selection=5), client_fraction=0.5)
-    RunSettings(aggregate=MEDIAN).check_algorithm(FedSoft(clusters=2, selection=8))  # of how many is not known
+    RunSettings(aggregate=MEDIAN).check_algorithm(
+        FedSoft(clusters=2, selection=8)
+    )  # of how many is not known
 
 
 def test_rules_that_need_single_updates_do_not_stream():
-    with pytest.raises(ConfigError, match=r"stream = true: aggregate.rule = 'krum' needs .*set stream = false"):
+    with pytest.raises(
+        ConfigError, match=r"stream = true: aggregate.rule = 'krum' needs .*set stream = false"
+    ):
         run_of(FedAvg(), Aggregation(rule="krum"), stream=True)
     large = 10**12
     assert decide_stream(RunSettings(), FedAvg(), large, 10**6)
@@ -179,7 +200,9 @@ def test_a_run_that_stops_goes_on_by_the_same_rule(tmp_path: Any):
 
 
 def test_the_mean_is_no_rule_to_note():
-    run = simulate(FedAvg(), linear, federation_of(TRUTH), rounds=1, engine="loop", aggregate=Aggregation())
+    run = simulate(
+        FedAvg(), linear, federation_of(TRUTH), rounds=1, engine="loop", aggregate=Aggregation()
+    )
     assert "aggregate" not in run.config
 
 

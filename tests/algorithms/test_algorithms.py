@@ -26,7 +26,9 @@ def test_every_algorithm_can_be_built_by_its_name():
 
 
 def test_options_reach_the_algorithm():
-    assert build_algorithm("cfl", {"eps2": 0.5, "split_rounds": [2, 4]}) == CFL(eps2=0.5, split_rounds=(2, 4))
+    assert build_algorithm("cfl", {"eps2": 0.5, "split_rounds": [2, 4]}) == CFL(
+        eps2=0.5, split_rounds=(2, 4)
+    )
 
 
 def test_an_unknown_algorithm_suggests_the_nearest():
@@ -65,14 +67,17 @@ def test_nobody_but_the_oracle_is_told_the_truth():
 
 def test_the_oracle_needs_a_truth():
     with pytest.raises(
-        ConfigError, match=r"algorithm 'oracle' needs data whose true clusters are known; set data\.shift"
+        ConfigError,
+        match=r"algorithm 'oracle' needs data whose true clusters are known; set data\.shift",
     ):
         build_algorithm("oracle")
 
 
 def test_the_oracle_needs_to_know_every_client():
     clients = ScriptedClients({0: [0], 1: [0], 2: [0]})
-    text = re.escape("oracle: no true cluster is known for clients [1, 2]; choose data.shift or label groups")
+    text = re.escape(
+        "oracle: no true cluster is known for clients [1, 2]; choose data.shift or label groups"
+    )
     with pytest.raises(ConfigError, match=text):
         Oracle({0: 0}).init(torch.zeros(1), clients)
 
@@ -91,7 +96,9 @@ def test_the_oracle_needs_to_know_every_client():
     ],
 )
 def test_an_option_of_cfl_out_of_range_is_refused(option, value, rule):
-    with pytest.raises(ConfigError, match=re.escape(f"algorithm.{option} should be {rule}, got {value!r}")):
+    with pytest.raises(
+        ConfigError, match=re.escape(f"algorithm.{option} should be {rule}, got {value!r}")
+    ):
         CFL(**{option: value})
 
 
@@ -106,11 +113,15 @@ def test_clusters_never_change_but_each_is_a_federation_of_its_own():
     clients = ScriptedClients({0: [1], 1: [5], 2: [9]}, {0: 1, 1: 3, 2: 1})
     start = torch.tensor([100.0])
     ends = {
-        name: play(build_algorithm(name, true_clusters={0: 4, 1: 4, 2: 8}), clients, start, 2).states[-1].tree
+        name: play(build_algorithm(name, true_clusters={0: 4, 1: 4, 2: 8}), clients, start, 2)
+        .states[-1]
+        .tree
         for name in ("fedavg", "oracle")
     }
     models = {
-        name: {client: float(tree.nodes[leaf].params) for client, leaf in sorted(tree.leaf_of.items())}
+        name: {
+            client: float(tree.nodes[leaf].params) for client, leaf in sorted(tree.leaf_of.items())
+        }
         for name, tree in ends.items()
     }
     everybody, pair = (1 * 1 + 3 * 5 + 1 * 9) / 5, (1 * 1 + 3 * 5) / 4
@@ -135,7 +146,9 @@ class Forgetful(ScriptedClients):
         updates = super().train(ids, models, assignment, this_round, own=own)
         if this_round.number != 2:
             return updates
-        return replace(updates.select(list(ids)[1:]), left_out={ids[0]: f"{KEEPS_NONE}: it was lost"})
+        return replace(
+            updates.select(list(ids)[1:]), left_out={ids[0]: f"{KEEPS_NONE}: it was lost"}
+        )
 
 
 def test_alone_each_is_sent_the_initial_model_once_and_again_if_it_has_lost_its_own():
@@ -143,14 +156,22 @@ def test_alone_each_is_sent_the_initial_model_once_and_again_if_it_has_lost_its_
     played = play(algorithm, Metered(Forgetful({0: [1], 1: [5], 2: [9]})), start, 4, fraction=0.3)
     sent = [played.clients.asked("train", number)[0].models for number in (1, 2, 3, 4)]
     assert sent == [dict.fromkeys((0, 1, 2), start), {}, {0: start}, {}]
-    assert [algorithm.keepers(state) for state in played.states] == [(), (0, 1, 2), (1, 2), (0, 1, 2), (0, 1, 2)]
+    assert [algorithm.keepers(state) for state in played.states] == [
+        (),
+        (0, 1, 2),
+        (1, 2),
+        (0, 1, 2),
+        (0, 1, 2),
+    ]
     assert [list(log.losses) for log in played.logs] == [[0, 1, 2], [1, 2], [0, 1, 2], [0, 1, 2]]
     readings = played.clients.clients.meter.readings()
     assert (readings["bytes_up"], readings["bytes_down"]) == (0, (3 + 1) * 4)
     assert len(played.states[-1].tree.nodes) == 1
 
 
-@pytest.mark.parametrize(("fraction", "count"), [(1.0, 10), (0.5, 5), (0.1, 1), (0.01, 1), (0.34, 3)])
+@pytest.mark.parametrize(
+    ("fraction", "count"), [(1.0, 10), (0.5, 5), (0.1, 1), (0.01, 1), (0.34, 3)]
+)
 def test_sample_draws_a_fraction_and_at_least_one(fraction, count):
     drawn = sample(range(20, 30), fraction, np.random.default_rng(0))
     assert len(drawn) == count
@@ -159,7 +180,9 @@ def test_sample_draws_a_fraction_and_at_least_one(fraction, count):
 
 
 def test_sample_does_not_depend_on_the_order_of_the_members():
-    draws = [sample(members, 0.5, np.random.default_rng(3)) for members in ([1, 5, 3, 9], [9, 3, 5, 1])]
+    draws = [
+        sample(members, 0.5, np.random.default_rng(3)) for members in ([1, 5, 3, 9], [9, 3, 5, 1])
+    ]
     assert draws[0] == draws[1]
     assert len({sample(range(10), 0.3, np.random.default_rng(seed)) for seed in range(20)}) > 10
 
@@ -167,13 +190,18 @@ def test_sample_does_not_depend_on_the_order_of_the_members():
 def test_a_cohort_has_its_fraction_of_every_cluster():
     clients = ScriptedClients(dict.fromkeys(range(9), (0,)))
     algorithm = Oracle({client: 0 if client < 6 else client for client in range(9)})
-    cohort = algorithm.sample_cohort(algorithm.init(torch.zeros(1), clients), 0.5, np.random.default_rng(0))
+    cohort = algorithm.sample_cohort(
+        algorithm.init(torch.zeros(1), clients), 0.5, np.random.default_rng(0)
+    )
     assert len([client for client in cohort if client < 6]) == 3
     assert set(cohort) >= {6, 7, 8}
 
 
 def test_a_method_by_the_former_name_of_sample_cohort_is_refused():
-    with pytest.raises(ConfigError, match=r"^Own\.cohort\(\) should be called sample_cohort\(\); rename the method$"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^Own\.cohort\(\) should be called sample_cohort\(\); rename the method$",
+    ):
         type("Own", (FedAvg,), {"cohort": lambda self, state, fraction, draw: ()})
 
 
@@ -194,16 +222,18 @@ def test_membership_events_tell_who_joined_what_and_which_clusters_became_empty(
 
 def test_membership_events_of_the_first_assignment_tell_all_empty_clusters():
     before = ParameterTree.star([(), ()], torch.zeros(1), unassigned=[0])
-    assert [(event.kind, event.node) for event in membership_events(before, before.reassigned({0: 2}))] == [
-        ("empty", 1),
-        ("joined", 2),
-    ]
+    assert [
+        (event.kind, event.node) for event in membership_events(before, before.reassigned({0: 2}))
+    ] == [("empty", 1), ("joined", 2)]
 
 
 def test_cfl_says_before_round_1_that_no_cluster_can_be_split(caplog):
     federation = federation_of([0, 0, 1, 1])
     simulate(CFL(min_cluster_size=99), linear(), federation, rounds=1, engine="loop")
-    assert "two parts of at least min_cluster_size = 99 members need 198 clients, and there are 4" in caplog.text
+    assert (
+        "two parts of at least min_cluster_size = 99 members need 198 clients, and there are 4"
+        in caplog.text
+    )
     caplog.clear()
     simulate(CFL(min_cluster_size=2), linear(), federation, rounds=1, engine="loop")
     assert "min_cluster_size" not in caplog.text

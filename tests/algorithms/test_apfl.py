@@ -29,7 +29,16 @@ def test_equals_algorithm_1_round_by_round(adaptive, engine):
     method = APFL(alpha=0.6, adaptive=adaptive)
     played = play(method, clients, params, 4, spec=SPEC, seed=3, fraction=0.5)
     cohorts = [sorted(log.losses) for log in played.logs]
-    expected = apfl(params, federation, perceptron(), SPEC, alpha=0.6, adaptive=adaptive, seed=3, cohorts=cohorts)
+    expected = apfl(
+        params,
+        federation,
+        perceptron(),
+        SPEC,
+        alpha=0.6,
+        adaptive=adaptive,
+        seed=3,
+        cohorts=cohorts,
+    )
     for state, (w, _, _) in zip(played.states[1:], expected, strict=True):
         np.testing.assert_allclose(state.tree.nodes[0].params.numpy(), w, atol=1e-5)
     (_, mixed, alphas), ours = expected[-1], own_models(played)
@@ -37,7 +46,9 @@ def test_equals_algorithm_1_round_by_round(adaptive, engine):
     assert (len({*alphas.values()}) > 1) == adaptive
     for client, model in ours.items():
         np.testing.assert_allclose(model.numpy(), mixed[client], atol=1e-5)
-        assert float(clients.store.latest(client)["rule/alpha"]) == pytest.approx(alphas[client], abs=1e-5)
+        assert float(clients.store.latest(client)["rule/alpha"]) == pytest.approx(
+            alphas[client], abs=1e-5
+        )
 
 
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
@@ -51,18 +62,27 @@ def test_alpha_moves_once_a_round_as_in_the_authors_code(engine):
     expected = apfl(params, federation, perceptron(), SPEC, code=True, **arguments)
     of_paper = apfl(params, federation, perceptron(), SPEC, **arguments)
     (_, mixed, alphas), ours = expected[-1], own_models(played)
-    assert max(abs(alphas[client] - of_paper[-1][2][client]) for client in alphas) > 1e-3, "or the test cannot fail"
+    assert max(abs(alphas[client] - of_paper[-1][2][client]) for client in alphas) > 1e-3, (
+        "or the test cannot fail"
+    )
     for client, model in ours.items():
         np.testing.assert_allclose(model.numpy(), mixed[client], atol=1e-5)
-        assert float(clients.store.latest(client)["rule/alpha"]) == pytest.approx(alphas[client], abs=1e-6)
+        assert float(clients.store.latest(client)["rule/alpha"]) == pytest.approx(
+            alphas[client], abs=1e-6
+        )
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_the_global_model_is_fedavgs(alpha, momentum):
-    spec = LocalTraining(epochs=2, batch_size=10, lr=0.05, momentum=momentum, weight_decay=0.01, clip_norm=1.0)
+    spec = LocalTraining(
+        epochs=2, batch_size=10, lr=0.05, momentum=momentum, weight_decay=0.01, clip_norm=1.0
+    )
     clients, params = simulated(world(), perceptron())
-    ours, fedavg = (play(each, clients, params, 3, spec=spec).states[-1].tree for each in (APFL(alpha=alpha), FedAvg()))
+    ours, fedavg = (
+        play(each, clients, params, 3, spec=spec).states[-1].tree
+        for each in (APFL(alpha=alpha), FedAvg())
+    )
     torch.testing.assert_close(ours.nodes[0].params, fedavg.nodes[0].params)
 
 
@@ -70,7 +90,8 @@ def test_the_global_model_is_fedavgs(alpha, momentum):
 def test_with_alpha_1_a_clients_model_is_that_of_local_training(momentum):
     spec = LocalTraining(epochs=2, batch_size=10, lr=0.05, momentum=momentum)
     ours, local = (
-        own_models(play(each, *simulated(world(), perceptron()), 3, spec=spec)) for each in (APFL(alpha=1.0), Local())
+        own_models(play(each, *simulated(world(), perceptron()), 3, spec=spec))
+        for each in (APFL(alpha=1.0), Local())
     )
     assert ours.keys() == local.keys() == {0, 1, 2, 3}
     for client, model in local.items():
@@ -88,11 +109,18 @@ def test_who_has_not_trained_yet_is_served_with_the_global_model():
 
 
 def test_an_option_out_of_range_and_what_is_no_sgd_are_refused():
-    with pytest.raises(ConfigError, match=re.escape("algorithm.alpha should be in [0, 1], got 1.5")):
+    with pytest.raises(
+        ConfigError, match=re.escape("algorithm.alpha should be in [0, 1], got 1.5")
+    ):
         APFL(alpha=1.5)
-    with pytest.raises(ConfigError, match=re.escape("algorithm.alpha_step should be 'paper' or 'code', got 'once'")):
+    with pytest.raises(
+        ConfigError, match=re.escape("algorithm.alpha_step should be 'paper' or 'code', got 'once'")
+    ):
         APFL(alpha_step="once")
-    with pytest.raises(ConfigError, match=r"local.optimizer should be 'sgd' with the local rule 'mixture', .* 'adam'"):
+    with pytest.raises(
+        ConfigError,
+        match=r"local.optimizer should be 'sgd' with the local rule 'mixture', .* 'adam'",
+    ):
         APFL().check_training(LocalTraining(optimizer="adam"))
 
 

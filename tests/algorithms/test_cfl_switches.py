@@ -18,7 +18,9 @@ from tests.reference.cfl_recursive import Clustering
 from tests.tiny import Fake, play
 
 START = np.array([0.4, -0.3, 0.2, 0.1])
-CENTRES = np.array([[3.0, 1.0, 0.0, 0.0], [3.0, -1.0, 0.0, 0.0], [-3.0, 1.0, 0.0, 0.0], [-3.0, -1.0, 0.0, 0.0]])
+CENTRES = np.array(
+    [[3.0, 1.0, 0.0, 0.0], [3.0, -1.0, 0.0, 0.0], [-3.0, 1.0, 0.0, 0.0], [-3.0, -1.0, 0.0, 0.0]]
+)
 ALL = frozenset(range(8))
 EPS = {"eps1": 0.05, "eps2": 0.15}
 
@@ -59,15 +61,23 @@ class InClosedForm(Fake):
         self.sizes = {i: client.size for i, client in clients.items()}
 
     def train(self, ids, models, assignment, this_round, anchors=None):
-        return self.replies(ids, models, assignment, this_round, lambda client, theta: client.update(theta))
+        return self.replies(
+            ids, models, assignment, this_round, lambda client, theta: client.update(theta)
+        )
 
     def gradients(self, ids, models, assignment, this_round):
-        return self.replies(ids, models, assignment, this_round, lambda client, theta: -client.gradient(theta))
+        return self.replies(
+            ids, models, assignment, this_round, lambda client, theta: -client.gradient(theta)
+        )
 
     def replies(self, ids, models, assignment, this_round, reply):
-        rows = [reply(self.of[i], models[row].numpy()) for i, row in zip(ids, assignment, strict=True)]
+        rows = [
+            reply(self.of[i], models[row].numpy()) for i, row in zip(ids, assignment, strict=True)
+        ]
         sizes, losses = [self.sizes[i] for i in ids], torch.zeros(len(ids))
-        return Updates.received(ids, sizes, torch.from_numpy(np.stack(rows)), 4, losses, this_round.number)
+        return Updates.received(
+            ids, sizes, torch.from_numpy(np.stack(rows)), 4, losses, this_round.number
+        )
 
 
 def played(algorithm: CFL, rounds: int = 60, seed: int = 0):
@@ -91,7 +101,9 @@ def assert_equal(run, expected: Clustering) -> None:
     assert clusters(tree) == set(expected.done_in)
     for client, leaf in tree.leaf_of.items():
         np.testing.assert_allclose(tree.nodes[leaf].params, expected.theta[client], atol=1e-9)
-    assert {frozenset().union(*parts): number for number, _, parts in run.splits()} == expected.split_in
+    assert {
+        frozenset().union(*parts): number for number, _, parts in run.splits()
+    } == expected.split_in
     for node in tree.nodes:
         if node not in tree.leaves:
             cluster = frozenset(node.members)
@@ -104,7 +116,9 @@ def assert_equal(run, expected: Clustering) -> None:
 
 
 def last_training(run, client: int) -> int:
-    return max(call.number for call in run.clients.calls if call.what == "train" and client in call.ids)
+    return max(
+        call.number for call in run.clients.calls if call.what == "train" and client in call.ids
+    )
 
 
 SWITCHES = {
@@ -152,7 +166,9 @@ def test_gradients_decide_by_their_own_norm_by_default():
     )
     assert gradient > 1.5 * update
     settings = {"eps1": 0.05, "eps2": (update + gradient) / 2, "similarity": "gradients"}
-    by_gradients, by_updates = (played(CFL(**settings, eps2_of=of), 30) for of in ("compared", "updates"))
+    by_gradients, by_updates = (
+        played(CFL(**settings, eps2_of=of), 30) for of in ("compared", "updates")
+    )
     (split,) = by_gradients.splits()[:1]
     assert split[0] == recursion(updates=False).split_in[ALL]
     assert by_updates.splits() == []
@@ -221,7 +237,9 @@ def test_a_child_of_too_few_clients_starts_from_the_clusters_mean():
 def test_a_done_cluster_that_a_client_joins_trains_again():
     algorithm = CFL(**EPS, stop_done_clusters=True)
     run = played(algorithm)
-    state = next(state for state in run.states if state.done and len(state.done) < len(state.tree.leaves))
+    state = next(
+        state for state in run.states if state.done and len(state.done) < len(state.tree.leaves)
+    )
     at = state.done[0]
     member = state.tree.nodes[at].members[0]
     rest = replace(state, tree=state.tree.without([member]))
@@ -229,13 +247,17 @@ def test_a_done_cluster_that_a_client_joins_trains_again():
     assert joined.tree.leaf_of[member] == at
     assert at not in (joined.done or ())
     assert set(joined.done or ()) == set(state.done) - {at}
-    assert set(joined.tree.nodes[at].members) <= set(algorithm.sample_cohort(joined, 1.0, np.random.default_rng(0)))
+    assert set(joined.tree.nodes[at].members) <= set(
+        algorithm.sample_cohort(joined, 1.0, np.random.default_rng(0))
+    )
 
 
 def test_a_done_cluster_that_a_waiting_client_is_placed_in_trains_again():
     algorithm = CFL(**EPS, stop_done_clusters=True)
     run = played(algorithm)
-    state = next(state for state in run.states if state.done and len(state.done) < len(state.tree.leaves))
+    state = next(
+        state for state in run.states if state.done and len(state.done) < len(state.tree.leaves)
+    )
     at = state.done[0]
     member = state.tree.nodes[at].members[0]
     state = replace(state, tree=state.tree.without([member]).with_newcomers([member]))
@@ -247,7 +269,9 @@ def test_a_done_cluster_that_a_waiting_client_is_placed_in_trains_again():
 
 def test_a_state_with_done_clusters_outlasts_a_checkpoint():
     run = played(CFL(**EPS, stop_done_clusters=True))
-    states = [state for state in run.states if state.done and len(state.done) < len(state.tree.leaves)]
+    states = [
+        state for state in run.states if state.done and len(state.done) < len(state.tree.leaves)
+    ]
     assert states, "no round has some clusters that are done and others that are not"
     again = CFLState.from_tensors(states[0].tree, states[0].tensors())
     assert again.done == states[0].done
@@ -277,7 +301,9 @@ def test_federated_learning_alone_ends_as_algorithm_2_does():
     options = {"eps1": 0.05, "eps2": float("inf"), "stop_when_stationary": True}
     algorithm = CFL(**options)
     run = played(algorithm)
-    expected = Clustering(clients_of(0), **{**EPS, "eps2": np.inf}).federated_learning(START, ALL, 1)
+    expected = Clustering(clients_of(0), **{**EPS, "eps2": np.inf}).federated_learning(
+        START, ALL, 1
+    )
     last = [algorithm.finished(state) for state in run.states].index(True)
     assert last == expected.next_round - 1
     np.testing.assert_allclose(run.states[last].tree.nodes[0].params, expected.theta, atol=1e-9)
@@ -288,8 +314,14 @@ def test_federated_learning_alone_ends_as_algorithm_2_does():
     ("options", "text"),
     [
         ({"eps2_of": "norms"}, "algorithm.eps2_of should be 'compared' or 'updates', got 'norms'"),
-        ({"compared_at": "end"}, "algorithm.compared_at should be 'round_start' or 'stationary', got 'end'"),
-        ({"children_start": "mean"}, "algorithm.children_start should be 'cluster_mean' or 'own_mean', got 'mean'"),
+        (
+            {"compared_at": "end"},
+            "algorithm.compared_at should be 'round_start' or 'stationary', got 'end'",
+        ),
+        (
+            {"children_start": "mean"},
+            "algorithm.children_start should be 'cluster_mean' or 'own_mean', got 'mean'",
+        ),
         (
             {"stop_done_clusters": True, "fallback": True},
             "algorithm.stop_done_clusters should be false with fallback = true, whose root all clients train on, "

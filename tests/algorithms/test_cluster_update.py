@@ -20,4 +20,7 @@ def test_similarities_are_computed_only_when_asked_for():
 
 
 def test_more_clients_than_can_be_compared_every_round_are_not():
-    assert ClusterUpdate.of(0, updates_of(LARGEST_COMPARED + 1), ROUND).compared().criteria.similarity is None
+    assert (
+        ClusterUpdate.of(0, updates_of(LARGEST_COMPARED + 1), ROUND).compared().criteria.similarity
+        is None
+    )

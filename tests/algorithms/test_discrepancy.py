@@ -44,7 +44,9 @@ def test_is_the_sum_of_the_distances_from_the_model_after_aggregation(algorithm:
         [literal(played, number) for number in range(1, 8)], rel=1e-4
     )
     if isinstance(algorithm, CFL):
-        assert any(event["kind"] == "split" for event in run.events), "splits give models to new nodes"
+        assert any(event["kind"] == "split" for event in run.events), (
+            "splits give models to new nodes"
+        )
 
 
 def test_by_hand():
@@ -61,8 +63,12 @@ def test_by_hand():
 def test_is_nothing_for_clients_alone_in_the_round_of_clustering_and_in_a_stream():
     local = simulate(Local(), linear(1), world(), local=SPEC, rounds=2, seed=1)
     assert [row["discrepancy"] for row in local.metric_rows] == [0.0, 0.0]
-    clustered = simulate(FLHC(rounds_before=1, n_clusters=2), linear(1), world(), local=SPEC, rounds=3, seed=1)
+    clustered = simulate(
+        FLHC(rounds_before=1, n_clusters=2), linear(1), world(), local=SPEC, rounds=3, seed=1
+    )
     assert [row["discrepancy"] is None for row in clustered.metric_rows] == [False, True, False]
     projected = Signature(kind="projected", dim=8)
-    stream = simulate("fedavg", linear(1), world(), local=SPEC, rounds=2, signature=projected, stream=True)
+    stream = simulate(
+        "fedavg", linear(1), world(), local=SPEC, rounds=2, signature=projected, stream=True
+    )
     assert [row["discrepancy"] for row in stream.metric_rows] == [None, None]

@@ -13,7 +13,15 @@ from fedclade.core.queries import OWN, Round
 from fedclade.training import OWN_MODEL
 from tests.reference.ditto import ditto
 from tests.reference.fedavg import as_numpy
-from tests.tiny import Metered, ScriptedClients, federation_of, own_models, perceptron, play, simulated
+from tests.tiny import (
+    Metered,
+    ScriptedClients,
+    federation_of,
+    own_models,
+    perceptron,
+    play,
+    simulated,
+)
 
 SPEC = LocalTraining(epochs=2, batch_size=10, lr=0.2, lr_decay=0.9)
 SIZES = [20, 26, 31, 5]
@@ -32,7 +40,9 @@ def test_equals_algorithm_1_round_by_round(lam, fraction):
     played = play(Ditto(lam=lam), clients, params, 5, spec=SPEC, seed=3, fraction=fraction)
     cohorts = [sorted(log.losses) for log in played.logs]
     assert {len(cohort) for cohort in cohorts} == {4 * fraction}
-    expected = ditto(as_numpy(params), federation, perceptron(), SPEC, lam=lam, seed=3, cohorts=cohorts)
+    expected = ditto(
+        as_numpy(params), federation, perceptron(), SPEC, lam=lam, seed=3, cohorts=cohorts
+    )
     for state, (w, _) in zip(played.states[1:], expected, strict=True):
         np.testing.assert_allclose(state.tree.nodes[0].params.numpy(), w, atol=1e-5)
     ours, trained = own_models(played), {client for cohort in cohorts for client in cohort}
@@ -43,14 +53,18 @@ def test_equals_algorithm_1_round_by_round(lam, fraction):
 
 def test_the_global_model_is_fedavgs():
     clients, params = simulated(world(), perceptron())
-    ours, fedavg = (play(each, clients, params, 4, spec=SPEC).states[-1].tree for each in (Ditto(lam=5.0), FedAvg()))
+    ours, fedavg = (
+        play(each, clients, params, 4, spec=SPEC).states[-1].tree
+        for each in (Ditto(lam=5.0), FedAvg())
+    )
     assert torch.equal(ours.nodes[0].params, fedavg.nodes[0].params)
     assert len(ours.nodes) == 1
 
 
 def test_without_the_proximal_term_personal_models_are_those_of_local_training():
     ours, local = (
-        own_models(play(each, *simulated(world(), perceptron()), 4, spec=SPEC)) for each in (Ditto(lam=0.0), Local())
+        own_models(play(each, *simulated(world(), perceptron()), 4, spec=SPEC))
+        for each in (Ditto(lam=0.0), Local())
     )
     assert ours.keys() == local.keys() == {0, 1, 2, 3}
     assert all(torch.equal(ours[client], model) for client, model in local.items())
@@ -72,9 +86,15 @@ def test_personal_models_are_pulled_to_the_global_model_as_it_was_before_the_rou
         before = played.states[number - 1].tree
         global_call, personal_call = played.clients.asked("train", number)
         assert (global_call.own, personal_call.own) == (False, True)
-        assert personal_call.models.keys() == ({0, 1, 2, 3} if number == 1 else set()), "then they have their own"
-        assert all(torch.equal(model, before.nodes[0].params) for model in global_call.models.values())
-        assert all(torch.equal(anchor, before.nodes[0].params) for anchor in personal_call.anchors.values())
+        assert personal_call.models.keys() == ({0, 1, 2, 3} if number == 1 else set()), (
+            "then they have their own"
+        )
+        assert all(
+            torch.equal(model, before.nodes[0].params) for model in global_call.models.values()
+        )
+        assert all(
+            torch.equal(anchor, before.nodes[0].params) for anchor in personal_call.anchors.values()
+        )
 
 
 class Specs(ScriptedClients):
@@ -89,7 +109,13 @@ class Specs(ScriptedClients):
 def test_lambda_and_epochs_are_those_of_personal_training_alone(epochs, personal):
     clients = Specs({0: [1.0]})
     clients.seen = []
-    play(Ditto(lam=0.7, epochs=epochs), clients, torch.zeros(1), 1, spec=LocalTraining(epochs=2, mu=0.1))
+    play(
+        Ditto(lam=0.7, epochs=epochs),
+        clients,
+        torch.zeros(1),
+        1,
+        spec=LocalTraining(epochs=2, mu=0.1),
+    )
     assert [(spec.mu, spec.epochs) for spec in clients.seen] == [(0.1, 2), (0.7, personal)]
 
 
@@ -124,7 +150,9 @@ def test_nothing_travels_for_personal_models():
     meters = [Metered(ScriptedClients({0: [1.0, 2.0], 1: [1.0, 2.0]})) for _ in range(2)]
     for metered, algorithm in zip(meters, (Ditto(), FedAvg()), strict=True):
         play(algorithm, metered, torch.zeros(2), 2)
-    ours, fedavg = ({k: v for k, v in metered.meter.readings().items() if "bytes" in k} for metered in meters)
+    ours, fedavg = (
+        {k: v for k, v in metered.meter.readings().items() if "bytes" in k} for metered in meters
+    )
     assert ours == fedavg == {"bytes_up": 2 * 2 * 2 * 4, "bytes_down": 2 * 2 * 2 * 4}
 
 

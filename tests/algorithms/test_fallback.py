@@ -53,7 +53,9 @@ def test_the_root_goes_on_as_fedavg_does_to_the_last_bit():
         assert torch.equal(state.tree.nodes[0].model, plain.tree.nodes[0].params)
     first = goes_on.splits()[0][0]
     assert 1 < first < 8, "and it is split on the way"
-    assert not torch.equal(goes_on.states[-1].tree.nodes[0].params, fedavg.states[-1].tree.nodes[0].params)
+    assert not torch.equal(
+        goes_on.states[-1].tree.nodes[0].params, fedavg.states[-1].tree.nodes[0].params
+    )
 
 
 def test_nothing_else_changes():
@@ -70,7 +72,10 @@ def test_nothing_else_changes():
 
 def test_the_root_of_rcfl_goes_on_after_the_rounds_in_parts_and_nothing_else_changes():
     clients, params = replicating(federation_of([0, 0, 0, 1, 1, 1], [90] * 6), linear())
-    plain, ours = (play(ReplicatedCFL(fallback=each), clients, params, 9, spec=SPEC).states for each in (False, True))
+    plain, ours = (
+        play(ReplicatedCFL(fallback=each), clients, params, 9, spec=SPEC).states
+        for each in (False, True)
+    )
     assert [len(state.tree.nodes) for state in ours] == [1, 1, 1, 3, 3, 3, 3, 3, 3, 3]
     for state, expected in zip(ours, plain, strict=True):
         for node, other in zip(state.tree.nodes, expected.tree.nodes, strict=True):
@@ -89,11 +94,16 @@ def test_the_root_of_rcfl_goes_on_after_the_rounds_in_parts_and_nothing_else_cha
 
 def test_with_some_of_the_clients_the_root_goes_on_with_these():
     run = played(FALLING_BACK, rounds=12, fraction=0.5)
-    for number, (before, after) in enumerate(zip(run.states, run.states[1:], strict=False), start=1):
+    for number, (before, after) in enumerate(
+        zip(run.states, run.states[1:], strict=False), start=1
+    ):
         calls = run.clients.asked("train", number)
         if before.tree.nodes[0].continued is not None:
             assert sorted(calls[0].ids) == list(calls[-1].ids)
-            assert all(torch.equal(model, before.tree.nodes[0].model) for model in calls[-1].models.values())
+            assert all(
+                torch.equal(model, before.tree.nodes[0].model)
+                for model in calls[-1].models.values()
+            )
             assert not torch.equal(after.tree.nodes[0].model, before.tree.nodes[0].model)
     assert len(run.states[-1].tree.nodes) > 1
 
@@ -103,27 +113,38 @@ def test_too_few_answers_leave_the_root_as_it_is():
     tree = ParameterTree.star([[0], [1]], torch.zeros(1))
     this_round = Round(2, SPEC, min_clients=3)
     assert train_beside(tree, [0, 1], clients, this_round).tolist() == [0.0]
-    assert train_beside(tree, [1, 0], clients, Round(2, SPEC, min_clients=2)).tolist() == [2.5], "(1 · 1 + 3 · 3) / 4"
+    assert train_beside(tree, [1, 0], clients, Round(2, SPEC, min_clients=2)).tolist() == [2.5], (
+        "(1 · 1 + 3 · 3) / 4"
+    )
     tree = tree.continued(torch.ones(1))
-    assert train_beside(tree, [0, 1], clients, Round(3, SPEC), weighted=False).tolist() == [3.0], "1 + (1 + 3) / 2"
+    assert train_beside(tree, [0, 1], clients, Round(3, SPEC), weighted=False).tolist() == [3.0], (
+        "1 + (1 + 3) / 2"
+    )
 
 
 @pytest.mark.parametrize(("weighted", "expected"), [(True, 4.0), (False, 2.8)])
 def test_a_cohort_counts_with_all_members_of_its_clusters(weighted, expected):
     """Of 1 and of 4 clients one each trains: (1 · 10 + 4 · 1) / 5, or by examples (2 · 10 + 4 · 1) / 6."""
     clients = ScriptedClients(
-        {0: [10.0], **{client: [1.0] for client in range(1, 5)}}, {0: 2, **dict.fromkeys(range(1, 5), 1)}
+        {0: [10.0], **{client: [1.0] for client in range(1, 5)}},
+        {0: 2, **dict.fromkeys(range(1, 5), 1)},
     )
     tree = ParameterTree.star([[0], [1, 2, 3, 4]], torch.zeros(1))
-    assert train_beside(tree, [0, 3], clients, Round(2, SPEC), weighted=weighted).tolist() == pytest.approx([expected])
+    assert train_beside(
+        tree, [0, 3], clients, Round(2, SPEC), weighted=weighted
+    ).tolist() == pytest.approx([expected])
 
 
 def test_a_stream_gives_the_same():
     clients, params = simulated(world(), linear(1))
     options = {"spec": SPEC, "seed": 1, "fraction": 0.5}
-    streams, plain = (play(FALLING_BACK, each, params, 9, **options) for each in (streamed(clients, 3), clients))
+    streams, plain = (
+        play(FALLING_BACK, each, params, 9, **options) for each in (streamed(clients, 3), clients)
+    )
     assert len(plain.states[-1].tree.nodes) > 1
-    torch.testing.assert_close(streams.states[-1].tree.nodes[0].model, plain.states[-1].tree.nodes[0].model)
+    torch.testing.assert_close(
+        streams.states[-1].tree.nodes[0].model, plain.states[-1].tree.nodes[0].model
+    )
 
 
 def test_it_stays_when_clients_are_clustered_anew():
@@ -148,27 +169,44 @@ def test_both_trainings_are_counted():
     assert run.metric_rows
     for row, other in zip(run.metric_rows, plain.metric_rows, strict=True):
         times = 2 if row["round"] > split else 1
-        assert (row["bytes_up"], row["bytes_down"]) == (times * other["bytes_up"], times * other["bytes_down"])
+        assert (row["bytes_up"], row["bytes_down"]) == (
+            times * other["bytes_up"],
+            times * other["bytes_down"],
+        )
 
 
 def test_both_updates_are_releases_with_noise_of_their_own():
     """Clients that learn nothing send noise alone. Were it the same twice, its means over all of them would be."""
     algorithm = CFL(eps2=1e-3, split_rounds=(1,), fallback=True)
-    privacy, still = DifferentialPrivacy(clip_norm=1.0, noise_multiplier=1.0), LocalTraining(batch_size=10, lr=1e-9)
+    privacy, still = (
+        DifferentialPrivacy(clip_norm=1.0, noise_multiplier=1.0),
+        LocalTraining(batch_size=10, lr=1e-9),
+    )
     run = run_of(algorithm, rounds=2, local=still, privacy=privacy)
     assert run.summary["privacy"]["releases"] == 3
-    shares = torch.tensor([sum(SIZES[client] for client in leaf.members) for leaf in run.tree.leaves]) / sum(SIZES)
-    apart = shares @ torch.stack([leaf.params for leaf in run.tree.leaves]) - run.tree.nodes[0].model
+    shares = torch.tensor(
+        [sum(SIZES[client] for client in leaf.members) for leaf in run.tree.leaves]
+    ) / sum(SIZES)
+    apart = (
+        shares @ torch.stack([leaf.params for leaf in run.tree.leaves]) - run.tree.nodes[0].model
+    )
     assert apart.std() > 0.3, "each mean has noise of about 1 / √8"
 
 
 def test_clients_keep_what_they_trained_for_their_cluster():
     algorithm = CFL(eps2=1e-3, split_rounds=(2,))
     kept, expected = (
-        run_of(dataclasses.replace(algorithm, fallback=fallback), perceptron(1), personal="head", rounds=4).kept
+        run_of(
+            dataclasses.replace(algorithm, fallback=fallback),
+            perceptron(1),
+            personal="head",
+            rounds=4,
+        ).kept
         for fallback in (True, False)
     )
-    assert all(torch.equal(kept[client]["personal"], mine["personal"]) for client, mine in expected.items())
+    assert all(
+        torch.equal(kept[client]["personal"], mine["personal"]) for client, mine in expected.items()
+    )
 
 
 # Where it goes
@@ -177,14 +215,19 @@ def test_clients_keep_what_they_trained_for_their_cluster():
 def test_the_model_that_went_on_is_the_roots_wherever_it_is_used(tmp_path):
     run, fedavg = run_of(FALLING_BACK), run_of(FedAvg())
     assert torch.equal(run.tree.model_for(3, level=0), fedavg.tree.nodes[0].params)
-    files = [export_model(each, tmp_path / f"{k}.safetensors", node=0) for k, each in enumerate((run, fedavg))]
+    files = [
+        export_model(each, tmp_path / f"{k}.safetensors", node=0)
+        for k, each in enumerate((run, fedavg))
+    ]
     assert len({file.read_bytes()[-100:] for file in files}) == 1, "the same tensors"
     assert '"trained_until": 9' in files[0].with_suffix(".json").read_text()
 
 
 def test_it_must_stay_finite():
     before = tree_of([0], [1])
-    with pytest.raises(RunError, match="round 3: the model of cluster 0 has diverged: 1 of its 1 entries are NaN"):
+    with pytest.raises(
+        RunError, match="round 3: the model of cluster 0 has diverged: 1 of its 1 entries are NaN"
+    ):
         check_models(3, before, before.continued(torch.tensor([float("nan")])))
 
 
@@ -208,20 +251,27 @@ def tree_of(*clusters):
 
 def chosen(tree, right, examples=100, silent=0):
     ids = sorted(tree.leaf_of)
-    clients = ScriptedClients({client: [0.0] for client in ids}, dict.fromkeys(ids, examples), right=right)
+    clients = ScriptedClients(
+        {client: [0.0] for client in ids}, dict.fromkeys(ids, examples), right=right
+    )
     return best_on_validation(tree, Silent(clients, silent))
 
 
 def test_clients_that_gain_nothing_by_their_clusters_have_the_roots_model():
     assert chosen(tree_of([0, 1], [2]), lambda client, model: 0.5) == {0: 0, 1: 0, 2: 0}
-    assert chosen(tree_of([0, 1], [2]), lambda client, model: 0.9 if model else 0.5) == {0: 1, 1: 1, 2: 2}
+    assert chosen(tree_of([0, 1], [2]), lambda client, model: 0.9 if model else 0.5) == {
+        0: 1,
+        1: 1,
+        2: 2,
+    }
 
 
 @pytest.mark.parametrize(("root", "served"), [(0.88, 1), (0.95, 0)])
 def test_one_client_goes_up_for_one_standard_error(root, served):
     """Its leaf is right about 85 of 100: the error for 88 is √(0.15 + 0.12) / 10 = 5.2 points, for 95 it is 4.5."""
     found = chosen(
-        tree_of([0, 1, 2], [3, 4, 5]), lambda c, model: (0.85 if model else root) if c == 0 else 0.9 if model else 0.1
+        tree_of([0, 1, 2], [3, 4, 5]),
+        lambda c, model: (0.85 if model else root) if c == 0 else 0.9 if model else 0.1,
     )
     assert found == {0: served, 1: 1, 2: 1, 3: 2, 4: 2, 5: 2}
 
@@ -240,7 +290,9 @@ def test_a_cluster_goes_down_for_two_and_its_examples_count_together():
 def test_a_node_between_root_and_leaf_can_be_the_best():
     tree = tree_of([0, 1, 2, 3], [4, 5])
     cached = [torch.zeros(2, 1)] * 2
-    tree = tree.split(1, [[0, 1], [2, 3]], params=torch.ones(1), cached=cached, round_number=3, criteria={})
+    tree = tree.split(
+        1, [[0, 1], [2, 3]], params=torch.ones(1), cached=cached, round_number=3, criteria={}
+    )
     tree = tree.with_model(3, torch.tensor([3.0])).with_model(4, torch.tensor([4.0]))
     right = {0.0: 0.3, 1.0: 0.9, 2.0: 0.8, 3.0: 0.7, 4.0: 0.7}
     assert chosen(tree, lambda client, model: right[model]) == {0: 1, 1: 1, 2: 1, 3: 1, 4: 2, 5: 2}
@@ -254,14 +306,29 @@ class Silent(Around):
         self.silent = silent
 
     def evaluate(self, ids, models, assignment, split):
-        there = [(client, row) for client, row in zip(ids, assignment, strict=True) if client >= self.silent]
-        return self.clients.evaluate([client for client, _ in there], models, [row for _, row in there], split)
+        there = [
+            (client, row)
+            for client, row in zip(ids, assignment, strict=True)
+            if client >= self.silent
+        ]
+        return self.clients.evaluate(
+            [client for client, _ in there], models, [row for _, row in there], split
+        )
 
 
 def test_who_does_not_answer_goes_with_the_others():
-    tree, right = tree_of([0, 1, 2], [3, 4]), lambda client, model: 0.5 if model == 1 else 0.9 if model else 0.8
+    tree, right = (
+        tree_of([0, 1, 2], [3, 4]),
+        lambda client, model: 0.5 if model == 1 else 0.9 if model else 0.8,
+    )
     assert chosen(tree, right, silent=1) == {0: 0, 1: 0, 2: 0, 3: 2, 4: 2}
-    assert chosen(tree, lambda c, m: float("nan") if c == 0 else right(c, m)) == {0: 0, 1: 0, 2: 0, 3: 2, 4: 2}
+    assert chosen(tree, lambda c, m: float("nan") if c == 0 else right(c, m)) == {
+        0: 0,
+        1: 0,
+        2: 0,
+        3: 2,
+        4: 2,
+    }
     assert chosen(tree, right, silent=5) == dict.fromkeys(range(5), 0)
 
 
@@ -270,11 +337,17 @@ def test_of_errors_that_are_no_shares_one_client_alone_is_no_measure():
     errors = {0: -3.0, 1: -2.0, 2: -9.0}  # as accuracies below 0 would be
     assert chosen(tree, lambda client, model: errors[int(model)]) == {0: 0, 1: 0, 2: 0, 3: 0}
     tree = tree_of([0, 1, 2, 4, 5], [3])
-    assert chosen(tree, lambda client, model: errors[int(model)]) == {**dict.fromkeys([0, 1, 2, 4, 5], 1), 3: 0}
+    assert chosen(tree, lambda client, model: errors[int(model)]) == {
+        **dict.fromkeys([0, 1, 2, 4, 5], 1),
+        3: 0,
+    }
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(st.floats(0, 1), min_size=16, max_size=16), st.lists(st.integers(1, 50), min_size=4, max_size=4))
+@given(
+    st.lists(st.floats(0, 1), min_size=16, max_size=16),
+    st.lists(st.integers(1, 50), min_size=4, max_size=4),
+)
 def test_it_is_as_good_as_the_root_and_as_the_leaves_on_all_validation_examples(right, examples):
     tree = tree_of([0, 1], [2, 3])
     clients = ScriptedClients(

@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from fedclade import ConfigError, FedAvg, FedBuff, LocalTraining, Run, RunError, RunInterrupted, simulate
+from fedclade import (
+    ConfigError,
+    FedAvg,
+    FedBuff,
+    LocalTraining,
+    Run,
+    RunError,
+    RunInterrupted,
+    simulate,
+)
 from fedclade.algorithms.fedbuff import FedBuffState, _with_momentum
 from fedclade.channel import Faults
 from fedclade.core import Aggregation, Updates
@@ -32,8 +41,12 @@ def told(run, kind: str = "buffered") -> list[dict]:
 def test_equals_algorithm_1_step_by_step(M_c, K, seed):
     """Models, staleness and the clock; also with more updates in a buffer than clients in training."""
     clients, params = simulated(TWELVE, linear(seed))
-    played = play(FedBuff(concurrency=M_c, buffer_size=K, eta_g=0.7), clients, params, 6, spec=SPEC, seed=seed)
-    expected = fedbuff(as_numpy(params), TWELVE, linear(), SPEC, M_c=M_c, K=K, eta_g=0.7, seed=seed, steps=6)
+    played = play(
+        FedBuff(concurrency=M_c, buffer_size=K, eta_g=0.7), clients, params, 6, spec=SPEC, seed=seed
+    )
+    expected = fedbuff(
+        as_numpy(params), TWELVE, linear(), SPEC, M_c=M_c, K=K, eta_g=0.7, seed=seed, steps=6
+    )
     assert played.states[1:]
     for state, log, step in zip(played.states[1:], played.logs, expected, strict=True):
         np.testing.assert_allclose(state.tree.nodes[0].params.numpy(), step.w, atol=1e-5)
@@ -50,7 +63,10 @@ def test_equals_algorithm_1_step_by_step(M_c, K, seed):
     [
         ({"divide_by": "staleness"}, {"by_staleness": True}),
         ({"server_momentum": 0.6}, {"momentum": 0.6}),
-        ({"divide_by": "staleness", "server_momentum": 0.6}, {"by_staleness": True, "momentum": 0.6}),
+        (
+            {"divide_by": "staleness", "server_momentum": 0.6},
+            {"by_staleness": True, "momentum": 0.6},
+        ),
     ],
 )
 def test_the_servers_step_is_that_of_flsim(options, twin):
@@ -98,13 +114,21 @@ def test_momentum_is_continued_bit_for_bit(tmp_path):
     [("divide_by", "weights", "'updates' or 'staleness'"), ("server_momentum", 1.0, "in [0, 1)")],
 )
 def test_a_step_of_the_server_out_of_range_is_refused(option, value, rule):
-    with pytest.raises(ConfigError, match=re.escape(f"algorithm.{option} should be {rule}, got {value!r}")):
+    with pytest.raises(
+        ConfigError, match=re.escape(f"algorithm.{option} should be {rule}, got {value!r}")
+    ):
         FedBuff(**{option: value})
 
 
 def test_one_buffer_of_all_clients_at_equal_speeds_is_fedavg():
     clients, params = simulated(TWELVE, linear())
-    ours = play(FedBuff(concurrency=12, buffer_size=12, duration="equal", seconds=2.0), clients, params, 3, spec=SPEC)
+    ours = play(
+        FedBuff(concurrency=12, buffer_size=12, duration="equal", seconds=2.0),
+        clients,
+        params,
+        3,
+        spec=SPEC,
+    )
     plain = play(FedAvg(), clients, params, 3, spec=SPEC)
     assert ours.states
     for number, (mine, other) in enumerate(zip(ours.states, plain.states, strict=True)):
@@ -115,7 +139,9 @@ def test_one_buffer_of_all_clients_at_equal_speeds_is_fedavg():
 def test_a_cohort_at_equal_speeds_begins_from_the_new_model():
     """K = M_c < N: those that finish at the same time are one buffer, and nothing is ever stale."""
     clients, params = simulated(TWELVE, linear())
-    played = play(FedBuff(concurrency=4, buffer_size=4, duration="equal"), clients, params, 4, spec=SPEC)
+    played = play(
+        FedBuff(concurrency=4, buffer_size=4, duration="equal"), clients, params, 4, spec=SPEC
+    )
     assert [log.numbers["staleness_max"] for log in played.logs] == [0] * 4
     assert all(state.old is None and not state.training for state in played.states)
 
@@ -125,7 +151,9 @@ def test_sizes_do_not_weigh_and_staleness_does():
     clients = ScriptedClients({0: [1.0], 1: [3.0], 2: [8.0]}, {0: 1, 1: 1, 2: 10})
     algorithm = FedBuff(concurrency=3, buffer_size=2, duration="examples")
     this_round = Round(1, LocalTraining(batch_size=1))
-    state, log = algorithm.step(algorithm.init(torch.zeros(1), clients), range(3), clients, this_round)
+    state, log = algorithm.step(
+        algorithm.init(torch.zeros(1), clients), range(3), clients, this_round
+    )
     assert (state.tree.nodes[0].params.tolist(), state.clocks) == ([2.0], (1.0,))
     assert (state.training, state.begun, state.finishes) == ((2,), (0,), (10.0,))
     assert (state.old.tolist(), state.old_node, state.old_version) == ([[0.0]], (0,), (0,))
@@ -148,7 +176,10 @@ def test_a_state_comes_back_from_a_checkpoint_as_it_was():
         old_version=(0,),
     )
     again = FedBuffState.from_tensors(state.tree, state.tensors())
-    assert {name: getattr(again, name) for name in ("clocks", "training", "begun", "finishes", "old_version")} == {
+    assert {
+        name: getattr(again, name)
+        for name in ("clocks", "training", "begun", "finishes", "old_version")
+    } == {
         "clocks": (0.1 + 0.2,),
         "training": (1,),
         "begun": (0,),
@@ -170,17 +201,30 @@ def test_a_run_is_continued_bit_for_bit(tmp_path):
     run, whole = once_more(tmp_path / "run"), once_more()
     assert run.tree.nodes[0].params.equal(whole.tree.nodes[0].params)
     assert told(run) == told(whole)
-    assert [row["virtual_seconds"] for row in run.metric_rows] == [event["virtual_seconds"] for event in told(run)]
+    assert [row["virtual_seconds"] for row in run.metric_rows] == [
+        event["virtual_seconds"] for event in told(run)
+    ]
 
 
 def test_every_cluster_of_a_run_has_a_buffer_of_its_own(tmp_path):
     simulate("oracle", linear(), TWELVE, local=SPEC, rounds=2, folder=tmp_path / "clusters")
     models = []
     algorithm = FedBuff(concurrency=4, buffer_size=3, clusters_of=str(tmp_path / "clusters"))
-    run = simulate(algorithm, linear(), TWELVE, local=SPEC, rounds=3, on_round=lambda _, tree: models.append(tree))
-    assert [(event["round"], event["node"]) for event in told(run)] == [(n, k) for n in (1, 2, 3) for k in (1, 2)]
+    run = simulate(
+        algorithm,
+        linear(),
+        TWELVE,
+        local=SPEC,
+        rounds=3,
+        on_round=lambda _, tree: models.append(tree),
+    )
+    assert [(event["round"], event["node"]) for event in told(run)] == [
+        (n, k) for n in (1, 2, 3) for k in (1, 2)
+    ]
     assert run.summary["clusters"]["ari"] == 1.0
-    last = [max(e["virtual_seconds"] for e in told(run) if e["round"] == number) for number in (1, 2, 3)]
+    last = [
+        max(e["virtual_seconds"] for e in told(run) if e["round"] == number) for number in (1, 2, 3)
+    ]
     assert [row["virtual_seconds"] for row in run.metric_rows] == last
     anew = replace(algorithm, from_scratch=True)
     anew = simulate(anew, linear(), TWELVE, local=SPEC, rounds=3)
@@ -189,50 +233,82 @@ def test_every_cluster_of_a_run_has_a_buffer_of_its_own(tmp_path):
 
 def test_a_run_that_does_not_fit_is_refused(tmp_path):
     simulate("fedavg", linear(), federation_of([0, 1, 0]), rounds=1, folder=tmp_path / "other")
-    with pytest.raises(ConfigError, match=r"should have the clients of this one; these differ: \[3, 4, 5"):
+    with pytest.raises(
+        ConfigError, match=r"should have the clients of this one; these differ: \[3, 4, 5"
+    ):
         simulate(FedBuff(clusters_of=str(tmp_path / "other")), linear(), TWELVE, rounds=1)
     with pytest.raises(ConfigError, match=r"have 28 entries, and this run's 24"):
-        simulate(FedBuff(clusters_of=str(tmp_path / "other")), torch.nn.Linear(6, 4, bias=False), TWELVE, rounds=1)
+        simulate(
+            FedBuff(clusters_of=str(tmp_path / "other")),
+            torch.nn.Linear(6, 4, bias=False),
+            TWELVE,
+            rounds=1,
+        )
     with pytest.raises(RunError, match="is not a run folder"):
         simulate(FedBuff(clusters_of=str(tmp_path / "none")), linear(), TWELVE, rounds=1)
 
 
 def test_who_drops_out_is_missing_and_a_buffer_of_too_few_is_not_applied():
     settings = {"local": SPEC, "rounds": 6, "faults": Faults(dropout=0.5)}
-    run = simulate(FedBuff(concurrency=4, buffer_size=3), linear(), TWELVE, min_clients=2, **settings)
+    run = simulate(
+        FedBuff(concurrency=4, buffer_size=3), linear(), TWELVE, min_clients=2, **settings
+    )
     assert {event["clients"] for event in told(run)} == {2, 3}
     assert told(run, "too_few")
-    assert [row["clients_trained"] for row in run.metric_rows if row["staleness_mean"] is None] == [1] * len(
-        told(run, "too_few")
-    )
+    assert [row["clients_trained"] for row in run.metric_rows if row["staleness_mean"] is None] == [
+        1
+    ] * len(told(run, "too_few"))
 
 
 def test_only_those_begin_that_are_there(tmp_path):
     hours = "".join(f"c{client},0,{100 if client < 6 else 10}\n" for client in range(12))
     (tmp_path / "hours.csv").write_text("client,from,to\n" + hours)
     presence = Churn(trace=str(tmp_path / "hours.csv"), round_seconds=10.0)
-    run = simulate(FedBuff(concurrency=6, buffer_size=3), linear(), TWELVE, local=SPEC, rounds=4, presence=presence)
+    run = simulate(
+        FedBuff(concurrency=6, buffer_size=3),
+        linear(),
+        TWELVE,
+        local=SPEC,
+        rounds=4,
+        presence=presence,
+    )
     assert [row["clients_present"] for row in run.metric_rows] == [12, 6, 6, 6]
     away = {int(client) for event in told(run, "left_out") for client in event["clients"]}
     assert away <= set(range(6, 12)), "they were in training when they went"
 
 
 def test_a_round_in_which_nobody_is_there_has_its_columns_too(tmp_path):
-    (tmp_path / "hours.csv").write_text("client,from,to\n" + "".join(f"c{client},10,20\n" for client in range(12)))
+    (tmp_path / "hours.csv").write_text(
+        "client,from,to\n" + "".join(f"c{client},10,20\n" for client in range(12))
+    )
     presence = Churn(trace=str(tmp_path / "hours.csv"), round_seconds=10.0)
-    simulate(FedBuff(), linear(), TWELVE, local=SPEC, rounds=3, presence=presence, folder=tmp_path / "run")
+    simulate(
+        FedBuff(),
+        linear(),
+        TWELVE,
+        local=SPEC,
+        rounds=3,
+        presence=presence,
+        folder=tmp_path / "run",
+    )
     rows = Run.load(tmp_path / "run").metric_rows
     assert [row["clients_present"] for row in rows] == [0, 12, 0]
     assert [row["virtual_seconds"] is None for row in rows] == [True, False, True]
 
 
 def test_newcomers_come_to_a_cluster(tmp_path):
-    federation = replace(TWELVE, clients=TWELVE.clients[:8], true_clusters={c: c % 2 for c in range(8)})
-    late = replace(TWELVE, clients=TWELVE.clients[8:], true_clusters={c: c % 2 for c in range(8, 12)})
+    federation = replace(
+        TWELVE, clients=TWELVE.clients[:8], true_clusters={c: c % 2 for c in range(8)}
+    )
+    late = replace(
+        TWELVE, clients=TWELVE.clients[8:], true_clusters={c: c % 2 for c in range(8, 12)}
+    )
     simulate("oracle", linear(), federation, local=SPEC, rounds=4, folder=tmp_path / "clusters")
     algorithm = FedBuff(concurrency=4, buffer_size=3, clusters_of=str(tmp_path / "clusters"))
     federation = replace(federation, newcomers=late)
-    run = simulate(algorithm, linear(), federation, local=SPEC, rounds=3, presence=Churn(join_round=2))
+    run = simulate(
+        algorithm, linear(), federation, local=SPEC, rounds=3, presence=Churn(join_round=2)
+    )
     assert run.summary["clusters"]["ari"] == 1.0
 
 
@@ -245,7 +321,10 @@ def test_newcomers_come_to_a_cluster(tmp_path):
         ({"discount": 2.0}, r"algorithm.discount should be in \[0, 1\], got 2"),
         ({"duration": "gamma"}, "duration"),
         ({"seconds": 0.0}, "algorithm.seconds should be greater than 0, got 0"),
-        ({"from_scratch": True}, "algorithm.from_scratch should be left out where clusters_of is, got True"),
+        (
+            {"from_scratch": True},
+            "algorithm.from_scratch should be left out where clusters_of is, got True",
+        ),
     ],
 )
 def test_options_out_of_range_are_refused(options, told):

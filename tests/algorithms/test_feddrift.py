@@ -26,10 +26,15 @@ STEPS = 5
 def drifting(each: int = 1) -> Federation:
     """Return clients of several sizes, whose concepts change every so many rounds."""
     rows = ((0, 0, 0, 0), (0, 0, 0, 0), (1, 0, 1, 0), (1, 1, 0, 0), (0, 1, 0, 1), (0, 1, 0, 1))
-    drifts = concepts(kind="sine", clients=4, samples=40, steps=STEPS, step_rounds=each, pattern=rows)
+    drifts = concepts(
+        kind="sine", clients=4, samples=40, steps=STEPS, step_rounds=each, pattern=rows
+    )
 
     def cut(clients: tuple[ClientData, ...]) -> tuple[ClientData, ...]:
-        return tuple(replace(c, train=c.train[:count]) for c, count in zip(clients, (40, 24, 32, 18), strict=True))
+        return tuple(
+            replace(c, train=c.train[:count])
+            for c, count in zip(clients, (40, 24, 32, 18), strict=True)
+        )
 
     stages = tuple(replace(stage, clients=cut(stage.clients)) for stage in drifts.stages)
     return replace(drifts, clients=cut(drifts.clients), stages=stages)
@@ -58,7 +63,9 @@ def test_equals_the_algorithm_in_plain_loops(each, options, literal):
     expected = feddrift(theta, steps, two(), spec, d=0.1, rounds=each, seed=3, **literal)
     settings = {"rounds": STEPS * each, "local": spec, "engine": "loop", "seed": 3}
     algorithm = FedDrift(delta=0.1, step_rounds=each, **options)
-    run = simulate(algorithm, two(), federation, on_round=lambda row, tree: trees.append(tree), **settings)
+    run = simulate(
+        algorithm, two(), federation, on_round=lambda row, tree: trees.append(tree), **settings
+    )
     for tree, wanted in zip(trees[each - 1 :: each], expected, strict=True):
         assert dict(tree.leaf_of) == {c: 1 + m for c, m in wanted.now.items()}
         for m, theta in enumerate(wanted.models):
@@ -71,7 +78,9 @@ def test_equals_the_algorithm_in_plain_loops(each, options, literal):
 def test_together_over_data_that_stays_the_same_is_fedavg():
     federation = federation_of([0, 1, 2, 3])
     settings = {"rounds": 5, "local": SPEC, "engine": "loop"}
-    ours = simulate(FedDrift(start="together", step_rounds=2, delta=1.0), linear(), federation, **settings)
+    ours = simulate(
+        FedDrift(start="together", step_rounds=2, delta=1.0), linear(), federation, **settings
+    )
     theirs = simulate(FedAvg(), linear(), federation, **settings)
     assert torch.allclose(ours.tree.leaves[0].params, theirs.tree.nodes[0].params, atol=1e-6)
 
@@ -79,7 +88,11 @@ def test_together_over_data_that_stays_the_same_is_fedavg():
 def test_it_finds_the_concepts_of_data_that_stays_the_same():
     federation = federation_of([0, 0, 1, 1, 0, 1], sizes=[200] * 6)
     run = simulate(
-        FedDrift(step_rounds=2, delta=0.2), linear(), federation, rounds=4, local=LocalTraining(batch_size=10, lr=0.5)
+        FedDrift(step_rounds=2, delta=0.2),
+        linear(),
+        federation,
+        rounds=4,
+        local=LocalTraining(batch_size=10, lr=0.5),
     )
     assert [row["ari"] for row in run.metric_rows] == [0.0, 0.0, 1.0, 1.0]
 
@@ -145,7 +158,10 @@ def test_the_eager_open_one_together():
 def test_a_cap_on_models():
     states = drift_after_two(models=2)
     assert leaves(states[1]) == [[0, 2, 3], [1]]
-    with pytest.raises(ConfigError, match="models should be at least the number of clients, 4, where start is 'alone'"):
+    with pytest.raises(
+        ConfigError,
+        match="models should be at least the number of clients, 4, where start is 'alone'",
+    ):
         FedDrift(models=3).check_clients(4)
 
 
@@ -181,7 +197,9 @@ def test_clients_may_all_come_after_the_first_rounds(tmp_path, start):
 def test_newcomers_take_the_most_accurate_model():
     late = federation_of([0, 0, 1, 1, 0, 1], sizes=[100] * 6)
     newcomers = replace(late, clients=late.clients[4:], true_clusters={4: 0, 5: 1})
-    federation = replace(late, clients=late.clients[:4], true_clusters={c: late.true_clusters[c] for c in range(4)})
+    federation = replace(
+        late, clients=late.clients[:4], true_clusters={c: late.true_clusters[c] for c in range(4)}
+    )
     run = simulate(
         FedDrift(step_rounds=2, delta=0.2),
         linear(),
@@ -196,7 +214,9 @@ def test_newcomers_take_the_most_accurate_model():
 
 
 def test_a_run_of_one_time_step_is_told():
-    assert re.search("every client trains alone; set a smaller algorithm.step_rounds", FedDrift().too_short(20))
+    assert re.search(
+        "every client trains alone; set a smaller algorithm.step_rounds", FedDrift().too_short(20)
+    )
     assert "it is federated averaging" in FedDrift(start="together").too_short(20)
     assert FedDrift(step_rounds=5).too_short(20) == ""
 

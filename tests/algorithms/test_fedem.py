@@ -69,7 +69,9 @@ def test_equals_algorithm_1_round_by_round(algorithm: Algorithm):
             pi = responsibilities(mine, np.full(3, 1 / 3), last.theta, last.rates).mean(0)
         x, y = federation.examples(i, "test")
         probabilities = predicted(mine, x, pi, last.theta)
-        np.testing.assert_allclose(found.losses[i], -np.log(probabilities[np.arange(len(y)), y]).mean(), atol=1e-5)
+        np.testing.assert_allclose(
+            found.losses[i], -np.log(probabilities[np.arange(len(y)), y]).mean(), atol=1e-5
+        )
         assert found.scores[i, 0] == pytest.approx((probabilities.argmax(1) == y.numpy()).mean())
 
 
@@ -84,7 +86,11 @@ def test_one_model_is_fedavg_to_the_bit(method):
 
 
 def test_responsibilities_sum_to_one_and_go_by_loss_weight_and_label():
-    losses, pi, y = torch.tensor([[0.0, 1.0], [2.0, 2.0]]), torch.tensor([0.25, 0.75]), torch.tensor([0, 1])
+    losses, pi, y = (
+        torch.tensor([[0.0, 1.0], [2.0, 2.0]]),
+        torch.tensor([0.25, 0.75]),
+        torch.tensor([0, 1]),
+    )
     q = Mixture().responsibilities(pi, losses, y)
     torch.testing.assert_close(q.sum(1), torch.ones(2, dtype=torch.float64))
     torch.testing.assert_close(q[1], pi.double())
@@ -96,7 +102,9 @@ def test_responsibilities_sum_to_one_and_go_by_loss_weight_and_label():
 
 def separated(algorithm: Algorithm, federation, seed: int = 0) -> Run:
     local = LocalTraining(epochs=2, batch_size=10, lr=0.3)
-    return simulate(algorithm, perceptron, federation, rounds=25, local=local, engine="stacked", seed=seed)
+    return simulate(
+        algorithm, perceptron, federation, rounds=25, local=local, engine="stacked", seed=seed
+    )
 
 
 def test_weights_part_clients_of_different_concepts():
@@ -109,7 +117,9 @@ def test_traffic_is_all_models_both_ways(algorithm: Algorithm):
     run = simulate(algorithm, linear, world(), rounds=2, local=SPEC, engine="loop")
     S, table = run.tree.nodes[0].params.numel(), 3 * 4 * isinstance(algorithm, FedRC)
     assert run.summary["bytes_up"] == 2 * 5 * 4 * (3 * S + table)
-    assert run.summary["bytes_down"] == 2 * 5 * 4 * 3 * S + 5 * 8 * table  # P̂ in double precision, from round 2 on
+    assert (
+        run.summary["bytes_down"] == 2 * 5 * 4 * 3 * S + 5 * 8 * table
+    )  # P̂ in double precision, from round 2 on
 
 
 def test_too_few_answers_leave_all_as_it_is():
@@ -128,12 +138,15 @@ def test_other_tasks_mix_probabilities_or_numbers(task, outputs):
     settings = {"rounds": 3, "local": LocalTraining(batch_size=8, lr=0.05), "engine": "loop"}
     one = simulate(FedEM(clusters=1), "mclr", federation, **settings)
     assert one.summary[one.summary["metrics"][0]["name"]] == pytest.approx(
-        simulate(FedAvg(), "mclr", federation, **settings).summary[one.summary["metrics"][0]["name"]]
+        simulate(FedAvg(), "mclr", federation, **settings).summary[
+            one.summary["metrics"][0]["name"]
+        ]
     )
     simulate(FedEM(clusters=2), "mclr", federation, **settings)
     if task != "binary":
         with pytest.raises(
-            ConfigError, match="labels cannot be counted in a task whose examples do not have one label"
+            ConfigError,
+            match="labels cannot be counted in a task whose examples do not have one label",
         ):
             simulate(FedRC(clusters=2), "mclr", federation, **settings)
 
@@ -148,7 +161,9 @@ def test_what_cannot_be_mixed_is_said():
 
 
 def test_a_finished_run_has_the_weights_of_those_that_trained(tmp_path):
-    run = simulate(FedEM(), linear, world(), rounds=2, local=SPEC, engine="loop", folder=tmp_path / "run")
+    run = simulate(
+        FedEM(), linear, world(), rounds=2, local=SPEC, engine="loop", folder=tmp_path / "run"
+    )
     for kept in (run.kept, Run.load(tmp_path / "run").kept):
         assert kept.keys() == set(range(5))
         for client, mine in kept.items():

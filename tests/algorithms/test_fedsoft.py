@@ -21,7 +21,9 @@ TRUTH, SIZES = [0, 3, 0, 3, 0, 3], [20, 26, 31, 24, 40, 22]
 
 def world(seed: int, clusters: int = 2):
     clients, _ = simulated(federation_of(TRUTH, SIZES, seed=seed), linear())
-    return clients, torch.stack([clients.layout.flatten(linear(10 * seed + k)) for k in range(clusters + 1)])
+    return clients, torch.stack(
+        [clients.layout.flatten(linear(10 * seed + k)) for k in range(clusters + 1)]
+    )
 
 
 @pytest.mark.parametrize(("seed", "selection"), [(1, 10), (2, 3), (3, 3)])
@@ -56,7 +58,10 @@ def test_importance_is_the_share_of_examples_that_a_centre_is_best_for():
     clients, params = world(2, clusters=3)
     found = clients.evaluate([4, 4, 4, 1, 1, 1], params[:3], [0, 1, 2] * 2, "train", compares=True)
     assert found.wins.view(2, 3).sum(1).tolist() == [40, 26]
-    single = [clients.evaluate([4], params[[k]], [0], "train", compares=True).wins.item() for k in range(3)]
+    single = [
+        clients.evaluate([4], params[[k]], [0], "train", compares=True).wins.item()
+        for k in range(3)
+    ]
     assert single == [40, 40, 40]
     same = clients.evaluate([4, 4], params[[1, 1]], [0, 1], "train", compares=True)
     assert same.wins.tolist() == [40, 0]  # of equals the first
@@ -72,7 +77,9 @@ def test_clients_are_sent_one_vector_and_send_one_and_keep_their_own():
     assert set(last.models).isdisjoint(played.states[2].keepers)
     entries = clients.layout.size * 4
     trained = [played.clients.asked("train", number)[0] for number in (1, 2, 3)]
-    sent = sum(len(call.ids) + len(call.models) for call in trained) + 2 * 6  # centres, for the importance
+    sent = (
+        sum(len(call.ids) + len(call.models) for call in trained) + 2 * 6
+    )  # centres, for the importance
     assert metered.meter.readings()["bytes_down"] == sent * entries
     assert metered.meter.readings()["bytes_up"] == sum(len(call.ids) for call in trained) * entries
 
@@ -109,7 +116,8 @@ def test_a_centre_that_fewer_clients_than_needed_trained_for_stays():
 def test_too_few_initial_models_and_options_out_of_range_are_refused():
     clients, params = world(1)
     with pytest.raises(
-        ConfigError, match="fedsoft needs 3 different initial models, got 1; let them depend on the seed"
+        ConfigError,
+        match="fedsoft needs 3 different initial models, got 1; let them depend on the seed",
     ):
         FedSoft().init(params[[0, 0, 0]], clients)
     for option, value, rule in (
@@ -117,5 +125,7 @@ def test_too_few_initial_models_and_options_out_of_range_are_refused():
         ("selection", 0, "at least 1"),
         ("estimate_every", 0, "at least 1"),
     ):
-        with pytest.raises(ConfigError, match=re.escape(f"algorithm.{option} should be {rule}, got {value!r}")):
+        with pytest.raises(
+            ConfigError, match=re.escape(f"algorithm.{option} should be {rule}, got {value!r}")
+        ):
             FedSoft(**{option: value})

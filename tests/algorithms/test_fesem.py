@@ -67,7 +67,10 @@ def test_a_client_goes_to_the_centre_nearest_to_its_local_model():
     state, log = algorithm.step(state, range(4), clients, ROUND)
     assert state.tree.leaf_of == {0: 1, 1: 2, 2: 2, 3: 2}
     assert centres(state) == [[0], [pytest.approx((7 + 9 + 9) / 3)]]
-    assert {node: criteria.members for node, criteria in log.criteria.items()} == {1: (0, 1), 2: (2, 3)}
+    assert {node: criteria.members for node, criteria in log.criteria.items()} == {
+        1: (0, 1),
+        2: (2, 3),
+    }
 
 
 def test_a_centre_that_nobody_goes_to_stays_and_is_reported():
@@ -87,7 +90,9 @@ def test_fewer_clients_than_centres(cohort):
     clients = scripted({0: [5.0], 1: [0.0], 2: [1.0]})
     algorithm = FeSEM(clusters=3)
     state, log = algorithm.step(algorithm.init(torch.zeros(1), clients), cohort, clients, ROUND)
-    found = {client: centres(state)[leaf - 1] for client, leaf in state.tree.leaf_of.items() if leaf}
+    found = {
+        client: centres(state)[leaf - 1] for client, leaf in state.tree.leaf_of.items() if leaf
+    }
     assert found == {client: list(clients.deltas[client]) for client in cohort}
     assert len([event for event in log.events if event.kind == "empty"]) == 3 - len(cohort)
 
@@ -110,7 +115,9 @@ class WithBuffer(ScriptedClients):
 
     def train(self, ids, models, assignment, this_round, anchors=None):
         updates = super().train(ids, models, assignment, this_round)
-        return Updates.received(ids, [1] * len(ids), updates.deltas, 1, updates.losses, this_round.number)
+        return Updates.received(
+            ids, [1] * len(ids), updates.deltas, 1, updates.losses, this_round.number
+        )
 
 
 def test_buffers_are_averaged_but_not_compared():

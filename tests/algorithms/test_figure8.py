@@ -11,13 +11,21 @@ SPLITS = (8, 12, 16)
 
 @pytest.fixture(scope="module")
 def run() -> Run:
-    federation = load_federation("digits", clients=20, shift="label_permutation", clusters=4, seed=0)
+    federation = load_federation(
+        "digits", clients=20, shift="label_permutation", clusters=4, seed=0
+    )
     local = LocalTraining(epochs=3, batch_size=20, lr=0.1)
-    return simulate(CFL(split_rounds=SPLITS, eps2=0.7), "mlp", federation, local=local, rounds=20, seed=0)
+    return simulate(
+        CFL(split_rounds=SPLITS, eps2=0.7), "mlp", federation, local=local, rounds=20, seed=0
+    )
 
 
 def mean_accuracy(run: Run, members: tuple[int, ...], number: int) -> float:
-    rows = [row["accuracy"] for row in run.client_rows if row["round"] == number and row["client"] in members]
+    rows = [
+        row["accuracy"]
+        for row in run.client_rows
+        if row["round"] == number and row["client"] in members
+    ]
     return sum(rows) / len(rows)
 
 
@@ -29,10 +37,14 @@ def test_clusters_split_in_the_given_rounds_and_only_then(run: Run):
 def test_accuracy_jumps_for_the_clients_that_were_separated(run: Run):
     """Figure 8 (2): an immediate increase of 25 points there; here, too, within two rounds."""
     truth = {row["client"]: row["true_cluster"] for row in run.client_rows}
-    separated = [n for n in run.tree.nodes if n.born and len({truth[client] for client in n.members}) == 1]
+    separated = [
+        n for n in run.tree.nodes if n.born and len({truth[client] for client in n.members}) == 1
+    ]
     assert len(separated) == 4
     for node in separated:
-        before, after = (mean_accuracy(run, node.members, number) for number in (node.born, node.born + 2))
+        before, after = (
+            mean_accuracy(run, node.members, number) for number in (node.born, node.born + 2)
+        )
         assert after - before > 0.25
 
 

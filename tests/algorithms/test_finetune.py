@@ -11,7 +11,16 @@ from fedclade.core.queries import Round
 from fedclade.training import OWN_MODEL
 from tests.reference.fedavg import as_numpy
 from tests.reference.finetune import finetune
-from tests.tiny import Metered, ScriptedClients, SpyClients, federation_of, own_models, perceptron, play, simulated
+from tests.tiny import (
+    Metered,
+    ScriptedClients,
+    SpyClients,
+    federation_of,
+    own_models,
+    perceptron,
+    play,
+    simulated,
+)
 
 SPEC = LocalTraining(epochs=2, batch_size=10, lr=0.2, lr_decay=0.9)
 SIZES = [20, 26, 31, 5]
@@ -30,7 +39,9 @@ def test_equals_the_reference_round_by_round(epochs, fraction):
     played = play(FineTune(epochs=epochs), clients, params, 4, spec=SPEC, seed=7, fraction=fraction)
     cohorts = [sorted(log.losses) for log in played.logs]
     assert {len(cohort) for cohort in cohorts} == {4 * fraction}
-    expected = finetune(as_numpy(params), federation, perceptron(), SPEC, epochs=epochs, seed=7, cohorts=cohorts)
+    expected = finetune(
+        as_numpy(params), federation, perceptron(), SPEC, epochs=epochs, seed=7, cohorts=cohorts
+    )
     for state, (w, _) in zip(played.states[1:], expected, strict=True):
         np.testing.assert_allclose(state.tree.nodes[0].params.numpy(), w, atol=1e-5)
     copies = own_models(played)
@@ -41,7 +52,9 @@ def test_equals_the_reference_round_by_round(epochs, fraction):
 
 def test_the_global_model_is_fedavgs():
     clients, params = simulated(world(), perceptron())
-    ours, fedavg = (play(each, clients, params, 3, spec=SPEC).states[-1].tree for each in (FineTune(), FedAvg()))
+    ours, fedavg = (
+        play(each, clients, params, 3, spec=SPEC).states[-1].tree for each in (FineTune(), FedAvg())
+    )
     assert torch.equal(ours.nodes[0].params, fedavg.nodes[0].params)
     assert len(ours.nodes) == 1
 
@@ -82,7 +95,9 @@ def test_it_only_ever_trains():
 def test_the_rounds_of_simulate_that_are_evaluated_are_those_with_copies():
     """Round 2, and 3 as the last."""
     settings = {"local": SPEC, "rounds": 3, "evaluate_every": 2, "engine": "loop"}
-    run, plain = (simulate(each, perceptron(), world(), **settings) for each in (FineTune(epochs=5), FedAvg()))
+    run, plain = (
+        simulate(each, perceptron(), world(), **settings) for each in (FineTune(epochs=5), FedAvg())
+    )
     assert [row["accuracy_mean"] is None for row in run.metric_rows] == [True, False, False]
     assert run.summary["accuracy"]["mean"] > plain.summary["accuracy"]["mean"]
     assert {row["served_by"] for row in run.client_rows} == {0}
@@ -93,7 +108,9 @@ def test_the_rounds_of_simulate_that_are_evaluated_are_those_with_copies():
 def test_nothing_travels_for_the_copies():
     metered = Metered(ScriptedClients({0: [1.0, 2.0], 1: [1.0, 2.0]}))
     play(FineTune(), metered, torch.zeros(2), 2)
-    assert (metered.meter.readings()["bytes_up"], metered.meter.readings()["bytes_down"]) == (2 * 2 * 2 * 4,) * 2
+    assert (metered.meter.readings()["bytes_up"], metered.meter.readings()["bytes_down"]) == (
+        2 * 2 * 2 * 4,
+    ) * 2
 
 
 def test_personal_parameters_are_fine_tuned_with_the_rest():
@@ -103,7 +120,9 @@ def test_personal_parameters_are_fine_tuned_with_the_rest():
     assert run.layout is not None
     whole = run.layout.joined(run.tree.nodes[0].params, run.kept[1]["personal"])
     plain, _ = simulated(world(), perceptron())
-    tuned = plain.train([1], whole[None], [0], Round(2, SPEC.in_epochs(1), purpose="finetune")).required_deltas[0]
+    tuned = plain.train(
+        [1], whole[None], [0], Round(2, SPEC.in_epochs(1), purpose="finetune")
+    ).required_deltas[0]
     assert torch.equal(run.kept[1]["model"], whole + tuned)
 
 

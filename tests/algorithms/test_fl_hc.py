@@ -18,13 +18,25 @@ LOCAL = LocalTraining(epochs=3, batch_size=20, lr=0.1)
 
 @pytest.mark.parametrize(("metric", "linkage"), [("l2", "ward"), ("cosine", "average")])
 @pytest.mark.parametrize(
-    ("shift", "found", "seed"), [("none", 1, 0), ("none", 1, 1), ("label_swap", 4, 1), ("label_permutation", 4, 2)]
+    ("shift", "found", "seed"),
+    [("none", 1, 0), ("none", 1, 1), ("label_swap", 4, 1), ("label_permutation", 4, 2)],
 )
-def test_auto_finds_the_clusters_of_digits_and_none_where_there_are_none(metric, linkage, seed, shift, found):
+def test_auto_finds_the_clusters_of_digits_and_none_where_there_are_none(
+    metric, linkage, seed, shift, found
+):
     """The paper: "in the iid setting, the Euclidean and cosine distance metrics correctly failed to split"."""
     federation = load_federation("digits", clients=20, shift=shift, seed=seed)
     algorithm = FLHC(rounds_before=3, metric=metric, linkage=linkage, threshold="auto")
-    run = simulate(algorithm, "mlp", federation, local=LOCAL, rounds=4, seed=seed, engine="stacked", evaluate_every=4)
+    run = simulate(
+        algorithm,
+        "mlp",
+        federation,
+        local=LOCAL,
+        rounds=4,
+        seed=seed,
+        engine="stacked",
+        evaluate_every=4,
+    )
     assert run.summary["clusters"]["found"] == found
     assert run.summary["clusters"]["ari"] == (None if found == 1 else 1.0)
 
@@ -40,10 +52,19 @@ def test_the_defaults_are_the_papers_for_unknown_heterogeneity():
     [
         ({"rounds_before": -1}, "algorithm.rounds_before should be at least 0, got -1"),
         ({"linkage": "ward"}, "algorithm.metric should be 'l2' with linkage 'ward', got 'l1'"),
-        ({"linkage": "ward", "metric": "cosine"}, "algorithm.metric should be 'l2' with linkage 'ward', got 'cosine'"),
+        (
+            {"linkage": "ward", "metric": "cosine"},
+            "algorithm.metric should be 'l2' with linkage 'ward', got 'cosine'",
+        ),
         ({"threshold": 0.0}, "algorithm.threshold should be greater than 0, or 'auto', got 0.0"),
-        ({"threshold": float("nan")}, "algorithm.threshold should be greater than 0, or 'auto', got nan"),
-        ({"threshold": "gap"}, "algorithm.threshold should be greater than 0, or 'auto', got 'gap'"),
+        (
+            {"threshold": float("nan")},
+            "algorithm.threshold should be greater than 0, or 'auto', got nan",
+        ),
+        (
+            {"threshold": "gap"},
+            "algorithm.threshold should be greater than 0, or 'auto', got 'gap'",
+        ),
         ({"n_clusters": 0}, "algorithm.n_clusters should be at least 1, got 0"),
         ({"sample": 3}, "algorithm.sample should be at least 4, got 3"),
         ({"sample": 6, "n_clusters": 7}, "algorithm.sample should be at least 7, got 6"),
@@ -51,7 +72,10 @@ def test_the_defaults_are_the_papers_for_unknown_heterogeneity():
             {"sample": 9, "linkage": "single"},
             "algorithm.sample should be left out: linkage 'single' is exact for any number of clients, got 9",
         ),
-        ({"compare": "models"}, "algorithm.compare should be 'updates' or 'parameters', got 'models'"),
+        (
+            {"compare": "models"},
+            "algorithm.compare should be 'updates' or 'parameters', got 'models'",
+        ),
         ({"cohort": "all"}, "algorithm.cohort should be 'of_all' or 'of_cluster', got 'all'"),
         (
             {"n_clusters": 4, "threshold": 2.0},
@@ -81,16 +105,24 @@ def test_a_threshold_of_the_wrong_kind_is_refused_by_name():
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("fl_hc", {"compare": "parameters"}), ("fl_hc", {"keep_updates": True}), ("cfl", {"weighted": False})],
+    [
+        ("fl_hc", {"compare": "parameters"}),
+        ("fl_hc", {"keep_updates": True}),
+        ("cfl", {"weighted": False}),
+    ],
 )
 def test_what_works_on_single_updates_cannot_stream(name, options):
     signature = {"kind": "projected", "dim": 64}
     streams = {"stream": True, "signature": signature, "algorithm": {"name": name}}
     assert check_config(streams)
-    text = f"stream = true: {type(build_algorithm(name)).__name__} needs the updates of single clients"
+    text = (
+        f"stream = true: {type(build_algorithm(name)).__name__} needs the updates of single clients"
+    )
     with pytest.raises(ConfigError, match=text):
         check_config({**streams, "algorithm": {"name": name, **options}})
-    run = check_config({"signature": signature, "algorithm": {"name": name, **options}, "rounds": 2})
+    run = check_config(
+        {"signature": signature, "algorithm": {"name": name, **options}, "rounds": 2}
+    )
     assert run.run(run.federation()).summary["rounds"] == 2
 
 
@@ -102,7 +134,10 @@ def test_all_errors_come_at_once():
 
 def test_more_clusters_than_clients_are_refused():
     FLHC(n_clusters=3).check_clients(3)
-    with pytest.raises(ConfigError, match=r"algorithm\.n_clusters should be at most the number of clients, 3, got 4"):
+    with pytest.raises(
+        ConfigError,
+        match=r"algorithm\.n_clusters should be at most the number of clients, 3, got 4",
+    ):
         FLHC(n_clusters=4).check_clients(3)
 
 
@@ -117,7 +152,10 @@ def test_a_run_too_short_to_be_clustered_is_told_so(rounds, told, caplog):
 
 
 def test_a_config_names_the_cohort():
-    assert check_config({"algorithm": {"name": "fl_hc", "cohort": "of_cluster"}}).algorithm["cohort"] == "of_cluster"
+    assert (
+        check_config({"algorithm": {"name": "fl_hc", "cohort": "of_cluster"}}).algorithm["cohort"]
+        == "of_cluster"
+    )
     assert build_algorithm("fl_hc", {"cohort": "of_cluster"}) == FLHC(cohort="of_cluster") != FLHC()
 
 
@@ -129,14 +167,26 @@ TRUTH = [client % 4 for client in range(80)]
 
 def clustered(algorithm: FLHC, seed: int = 0):
     federation = federation_of(TRUTH, [150] * len(TRUTH), seed=1)
-    run = simulate(algorithm, linear(1), federation, local=LocalTraining(lr=0.1), rounds=4, seed=seed, engine="stacked")
+    run = simulate(
+        algorithm,
+        linear(1),
+        federation,
+        local=LocalTraining(lr=0.1),
+        rounds=4,
+        seed=seed,
+        engine="stacked",
+    )
     (event,) = (event for event in run.events if event["kind"] == "clustered")
     return run, event
 
 
-@pytest.mark.parametrize(("metric", "linkage"), [("l2", "ward"), ("cosine", "average"), ("l1", "complete")])
+@pytest.mark.parametrize(
+    ("metric", "linkage"), [("l2", "ward"), ("cosine", "average"), ("l1", "complete")]
+)
 def test_all_but_a_sample_join_the_nearest_mean(metric, linkage):
-    run, event = clustered(FLHC(rounds_before=2, metric=metric, linkage=linkage, n_clusters=4, sample=20))
+    run, event = clustered(
+        FLHC(rounds_before=2, metric=metric, linkage=linkage, n_clusters=4, sample=20)
+    )
     assert run.summary["clusters"]["ari"] == 1.0
     assert event["sizes"] == [20, 20, 20, 20]
     assert (len(event["clients"]), len(event["merges"])) == (20, 19)

@@ -26,7 +26,10 @@ ODD = torch.tensor((0, 0, 0, 3))
 def shifting(seed: int, after: int, who: tuple[int, ...], view: torch.Tensor | None = None):
     """Return a federation for each round, in which some clients see labels otherwise from some round on."""
     first = federation_of(TRUTH, SIZES, seed=seed)
-    changed = [replace(c, label_map=ODD if view is None else view) if c.id in who else c for c in first.clients]
+    changed = [
+        replace(c, label_map=ODD if view is None else view) if c.id in who else c
+        for c in first.clients
+    ]
     then = replace(first, clients=tuple(changed))
     return lambda number: first if number <= after else then
 
@@ -55,17 +58,33 @@ class Staged(Clients):
         return self.of[id(federation)].ask(query)
 
 
-@pytest.mark.parametrize(("seed", "fraction", "eta_g"), [(1, 1.0, 0.0), (2, 0.5, 0.1), (3, 1.0, 0.1)])
+@pytest.mark.parametrize(
+    ("seed", "fraction", "eta_g"), [(1, 1.0, 0.0), (2, 0.5, 0.1), (3, 1.0, 0.1)]
+)
 def test_equals_the_authors_steps_round_by_round(seed, fraction, eta_g):
     federation_in = shifting(seed, 2, (0, 4))
     clients = Staged(federation_in, seed)
     algorithm = FlexCFL(groups=3, pretrain_scale=2, pretrain_steps=12, eta_g=eta_g)
     played = play(algorithm, clients, clients.params, 5, spec=SPEC, seed=seed, fraction=fraction)
-    options = {"m": 3, "alpha": 2, "eta_g": eta_g, "steps": 12, "seed": seed, "rounds": 5, "labels": LABELS}
-    expected = flex_cfl(as_numpy(clients.params), federation_in, linear(), SPEC, **options, fraction=fraction)
+    options = {
+        "m": 3,
+        "alpha": 2,
+        "eta_g": eta_g,
+        "steps": 12,
+        "seed": seed,
+        "rounds": 5,
+        "labels": LABELS,
+    }
+    expected = flex_cfl(
+        as_numpy(clients.params), federation_in, linear(), SPEC, **options, fraction=fraction
+    )
     for state, log, wanted in zip(played.states[1:], played.logs, expected, strict=True):
         ours = {leaf.members: leaf.params for leaf in state.tree.leaves if leaf.members}
-        theirs = {tuple(sorted(group)): w for group, w in zip(wanted.groups, wanted.models, strict=True) if group}
+        theirs = {
+            tuple(sorted(group)): w
+            for group, w in zip(wanted.groups, wanted.models, strict=True)
+            if group
+        }
         assert ours.keys() == theirs.keys()
         for members, model in ours.items():
             np.testing.assert_allclose(model.numpy(), theirs[members], atol=1e-5)
@@ -76,7 +95,10 @@ def test_equals_the_authors_steps_round_by_round(seed, fraction, eta_g):
 
 def test_labels_that_trade_places_are_seen_by_label_alone():
     was, now = torch.tensor([30, 10, 0, 0]), torch.tensor([0, 10, 30, 0])
-    seen = {by_label: ShiftQuery([0], 2, 0.2, by_label).have_shifted(was, now) for by_label in (False, True)}
+    seen = {
+        by_label: ShiftQuery([0], 2, 0.2, by_label).have_shifted(was, now)
+        for by_label in (False, True)
+    }
     assert seen == {False: False, True: True}
     few = torch.tensor([26, 14, 0, 0])  # 8 of 40 are a share of 0.2, which is not above it
     assert not ShiftQuery([0], 2, 0.2, True).have_shifted(was, few)
@@ -104,11 +126,16 @@ def test_clients_that_migrate_are_not_assigned_at_random():
         played = play(algorithm, clients, clients.params, 3, spec=SPEC, seed=seed)
         before, after = (played.states[n].tree for n in (2, 3))
         updates = clients.train(
-            [0], clients.params[None], [0], Round(3, replace(SPEC, epochs=None, steps=50), seed, "pretrain")
+            [0],
+            clients.params[None],
+            [0],
+            Round(3, replace(SPEC, epochs=None, steps=50), seed, "pretrain"),
         ).required_deltas[0]
         likest = max(
             (leaf for leaf in before.leaves if leaf.id),
-            key=lambda leaf: float(torch.cosine_similarity(leaf.trained_from - clients.params, updates, dim=0)),
+            key=lambda leaf: float(
+                torch.cosine_similarity(leaf.trained_from - clients.params, updates, dim=0)
+            ),
         )
         assert after.leaf_of[0] == likest.id
 
@@ -117,10 +144,13 @@ def test_without_shifts_groups_are_those_of_fedgroup_with_as_much_pretraining():
     clients, params = simulated(federation_of(TRUTH, SIZES), linear())
     options = {"groups": 3, "pretrain_scale": 3, "pretrain_steps": 12, "eta_g": 0.0}
     ours, theirs = (
-        play(a, clients, params, 2, spec=SPEC).states[-1].tree for a in (FlexCFL(**options), FedGroup(**options))
+        play(a, clients, params, 2, spec=SPEC).states[-1].tree
+        for a in (FlexCFL(**options), FedGroup(**options))
     )
     assert ours.leaf_of == theirs.leaf_of
-    assert all(torch.equal(a.params, b.params) for a, b in zip(ours.leaves, theirs.leaves, strict=True))
+    assert all(
+        torch.equal(a.params, b.params) for a, b in zip(ours.leaves, theirs.leaves, strict=True)
+    )
 
 
 def test_a_step_between_groups_is_an_average_and_leaves_buffers():
@@ -144,7 +174,9 @@ def test_a_step_between_groups_is_an_average_and_leaves_buffers():
     ],
 )
 def test_an_option_out_of_range_is_refused(option, value, rule):
-    with pytest.raises(ConfigError, match=re.escape(f"algorithm.{option} should be {rule}, got {value!r}")):
+    with pytest.raises(
+        ConfigError, match=re.escape(f"algorithm.{option} should be {rule}, got {value!r}")
+    ):
         FlexCFL(**{option: value})
 
 
@@ -154,7 +186,9 @@ def test_a_group_that_everybody_has_left_pulls_no_other():
     for leaf, model in models.items():
         tree = tree.with_model(leaf, model)
     updates = Updates.received([0], [10], torch.zeros(1, 2), 2, torch.zeros(1), 1)
-    moved = FlexCFL(groups=3, eta_g=0.1)._moved(tree, [ClusterUpdate.of(1, updates, Round(1, LocalTraining()))])
+    moved = FlexCFL(groups=3, eta_g=0.1)._moved(
+        tree, [ClusterUpdate.of(1, updates, Round(1, LocalTraining()))]
+    )
     assert torch.equal(moved.nodes[3].params, models[3])
     assert max(float(moved.nodes[node].params.max()) for node in (0, 1, 2)) < 5
 

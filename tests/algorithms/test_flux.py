@@ -10,11 +10,26 @@ import torch
 
 from fedclade import FLUX, Adversary, ConfigError, LocalTraining, simulate
 from fedclade.algorithms import DescriptorQuery, without_labels
-from fedclade.clustering.descriptors import DescriptorSpace, choose_epsilon_by_knee, compute_point_distances, find_knee
+from fedclade.clustering.descriptors import (
+    DescriptorSpace,
+    choose_epsilon_by_knee,
+    compute_point_distances,
+    find_knee,
+)
 from fedclade.core import Round, UpdateError
 from tests.reference.fedavg import as_numpy
 from tests.reference.flux import flux, kneedle, scaled
-from tests.tiny import LABELS, Around, Metered, federation_of, linear, perceptron, play, simulated, task_federation
+from tests.tiny import (
+    LABELS,
+    Around,
+    Metered,
+    federation_of,
+    linear,
+    perceptron,
+    play,
+    simulated,
+    task_federation,
+)
 
 SPEC = LocalTraining(epochs=2, batch_size=10, lr=0.2)
 ROUND = Round(2, SPEC, 1)
@@ -40,14 +55,26 @@ class Silent(Around):
 
 @pytest.mark.parametrize(
     ("seed", "th_round", "latest", "known", "directions"),
-    [(1, 0.06, 8, None, None), (5, -1.0, 4, None, None), (1, 0.06, 8, 3, None), (1, 0.06, 8, None, 2)],
+    [
+        (1, 0.06, 8, None, None),
+        (5, -1.0, 4, None, None),
+        (1, 0.06, 8, 3, None),
+        (1, 0.06, 8, None, 2),
+    ],
 )
 def test_equals_the_authors_steps_round_by_round(seed, th_round, latest, known, directions):
     federation = federation_of(TRUTH, SIZES, seed=seed)
     clients, params = simulated(federation, perceptron(seed))
     algorithm = FLUX(th_round=th_round, latest=latest, clusters=known, directions=directions)
     played = play(algorithm, clients, params, 6, spec=SPEC, seed=seed)
-    options = {"labels": LABELS, "th_round": th_round, "latest": latest, "seed": seed, "rounds": 6, "known": known}
+    options = {
+        "labels": LABELS,
+        "th_round": th_round,
+        "latest": latest,
+        "seed": seed,
+        "rounds": 6,
+        "known": known,
+    }
     options |= {"directions": directions}
     expected = flux(as_numpy(params), federation, perceptron(), SPEC, **options)
     for state, wanted in zip(played.states[1:], expected, strict=True):
@@ -73,7 +100,9 @@ def test_where_the_curve_has_no_knee_nobody_is_alone():
     line = np.arange(6.0)
     assert find_knee(line) is None
     assert find_knee(np.array([1.0, 1.1, 1.2, 1.3, 5.0, 5.0])) == 3
-    assert find_knee(np.array([0.0, 2.5, 5.0, 5.0])) == 3  # no fall beyond a step, but below the line after the dip
+    assert (
+        find_knee(np.array([0.0, 2.5, 5.0, 5.0])) == 3
+    )  # no fall beyond a step, but below the line after the dip
     points = np.array([[0.0], [1.0], [3.0], [4.0]])
     assert choose_epsilon_by_knee(compute_point_distances(points)) == 1.0
 
@@ -94,7 +123,10 @@ def test_blocks_are_scaled_over_all_clients_and_components_together():
 
 def ran(rounds: int, silent: dict[int, tuple[int, ...]], **options):
     clients, params = simulated(federation_of(TRUTH, SIZES, seed=1), perceptron(1))
-    algorithm, around = FLUX(**{"earliest": 1, "latest": 1, "clusters": 3, **options}), Silent(clients)
+    algorithm, around = (
+        FLUX(**{"earliest": 1, "latest": 1, "clusters": 3, **options}),
+        Silent(clients),
+    )
     state, logs = algorithm.init(params, around), []
     for number in range(1, rounds + 1):
         around.silent = silent.get(number, ())
@@ -108,7 +140,10 @@ def test_who_sends_no_descriptor_waits_at_the_root_and_joins_when_it_does():
     _, _, waiting, logs = ran(3, {2: (3, 4), 3: (3,)})
     assert waiting.tree.stragglers == {0: (3,)}
     assert logs == [[], ["joined"] * 3, ["joined"]]
-    assert waiting.tree.leaf_of[4] == waiting.tree.leaf_of[next(c for c in (1, 7) if whole.tree.leaf_of[c])]
+    assert (
+        waiting.tree.leaf_of[4]
+        == waiting.tree.leaf_of[next(c for c in (1, 7) if whole.tree.leaf_of[c])]
+    )
     leaf = waiting.tree.nodes[waiting.tree.leaf_of[4]]
     assert leaf.cached.shape[0] == len(leaf.members)
 
@@ -128,19 +163,29 @@ def test_newcomers_are_assigned_without_labels_to_the_nearest_mean():
     whole = torch.cat([leaf.cached for leaf in state.tree.leaves]).view(8, -1, LABELS)
     space = DescriptorSpace.of(whole)
     points = dict(zip(ids, space.points(rows), strict=True))
-    means = {leaf.id: np.mean([points[c] for c in leaf.members], axis=0) for leaf in state.tree.leaves}
+    means = {
+        leaf.id: np.mean([points[c] for c in leaf.members], axis=0) for leaf in state.tree.leaves
+    }
     for each in found:
-        apart_from = {leaf: np.linalg.norm(points[each.client] - mean) for leaf, mean in means.items()}
+        apart_from = {
+            leaf: np.linalg.norm(points[each.client] - mean) for leaf, mean in means.items()
+        }
         assert each.node == min(apart_from, key=apart_from.__getitem__)
         assert each.steps[0].by == "distance"
-        assert each.margin == pytest.approx(sorted(apart_from.values())[1] - min(apart_from.values()), abs=1e-5)
+        assert each.margin == pytest.approx(
+            sorted(apart_from.values())[1] - min(apart_from.values()), abs=1e-5
+        )
         assert each.fits  # as members do
     clients.silent = (5,)
-    with pytest.raises(UpdateError, match=r"newcomer without a descriptor cannot be assigned: \[5\]; take it out"):
+    with pytest.raises(
+        UpdateError, match=r"newcomer without a descriptor cannot be assigned: \[5\]; take it out"
+    ):
         algorithm.assign(state.tree, [4, 5], clients, ROUND)
     assert [
         each.node
-        for each in algorithm.assign(algorithm.init(state.tree.nodes[0].params, clients).tree, [1], clients, ROUND)
+        for each in algorithm.assign(
+            algorithm.init(state.tree.nodes[0].params, clients).tree, [1], clients, ROUND
+        )
     ] == [0]
 
 
@@ -198,7 +243,9 @@ def test_descriptors_travel_once():
     ],
 )
 def test_an_option_out_of_range_is_refused(option, value, rule):
-    with pytest.raises(ConfigError, match=re.escape(f"algorithm.{option} should be {rule}, got {value!r}")):
+    with pytest.raises(
+        ConfigError, match=re.escape(f"algorithm.{option} should be {rule}, got {value!r}")
+    ):
         FLUX(**{option: value})
 
 
@@ -206,12 +253,18 @@ def test_without_labels_only_members_that_answer_count_and_some_must():
     algorithm, clients, state, _ = ran(2, {})
     ids = sorted(clients.ids)
     found = without_labels(state.tree, ids, clients, clients, 1)
-    assert [each.node for each in found] == [each.node for each in algorithm.assign(state.tree, ids, clients, ROUND)]
+    assert [each.node for each in found] == [
+        each.node for each in algorithm.assign(state.tree, ids, clients, ROUND)
+    ]
     some = Silent(clients.clients)
     some.silent = state.tree.leaves[0].members
-    assert state.tree.leaves[0].id not in {each.node for each in without_labels(state.tree, ids, clients, some, 1)}
+    assert state.tree.leaves[0].id not in {
+        each.node for each in without_labels(state.tree, ids, clients, some, 1)
+    }
     some.silent = tuple(ids)
-    with pytest.raises(UpdateError, match="no member of the run describes its data, so no newcomer can be assigned"):
+    with pytest.raises(
+        UpdateError, match="no member of the run describes its data, so no newcomer can be assigned"
+    ):
         without_labels(state.tree, ids, clients, some, 1)
     one = algorithm.init(state.tree.nodes[0].params, clients).tree
     assert [each.path for each in without_labels(one, [3], clients, clients, 1)] == [(0,)]
@@ -220,7 +273,12 @@ def test_without_labels_only_members_that_answer_count_and_some_must():
 def test_data_without_labels_is_refused_before_the_first_round():
     rounds = []
     with pytest.raises(ConfigError, match=r"algorithm\.per_label = false"):
-        simulate(FLUX(), linear(), task_federation("regression", [0, 1]), on_round=lambda *_: rounds.append(1))
+        simulate(
+            FLUX(),
+            linear(),
+            task_federation("regression", [0, 1]),
+            on_round=lambda *_: rounds.append(1),
+        )
     assert not rounds
 
 
@@ -240,7 +298,9 @@ def test_a_huge_descriptor_does_not_join_the_others():
     honest = simulate(algorithm, perceptron, federation, **FLUX_RUN)
     attacked = simulate(algorithm, perceptron, federation, adversary=HUGE, **FLUX_RUN)
     (adversary,) = attacked.summary["adversary"]["ids"]
-    without = {tuple(c for c in members if c != adversary) for members in clusters(honest.tree)} - {()}
+    without = {tuple(c for c in members if c != adversary) for members in clusters(honest.tree)} - {
+        ()
+    }
     assert len(without) > 1
     assert clusters(attacked.tree) == without
     assert attacked.tree.leaf_of[adversary] == 0
@@ -250,9 +310,13 @@ def test_a_huge_descriptor_does_not_join_the_others():
     assert "more than 10 times the median client's" in event["clients"][str(adversary)]
 
 
-@pytest.mark.parametrize(("factor", "is_out"), [(1e30, True), (10.5, True), (10.0, False), (0.0, False)])
+@pytest.mark.parametrize(
+    ("factor", "is_out"), [(1e30, True), (10.5, True), (10.0, False), (0.0, False)]
+)
 def test_a_descriptor_is_compared_with_those_of_members_or_of_all(factor, is_out):
     rows = torch.ones(4, 4, 3)
     ids, kept, events = FLUX()._plausible([7], factor * rows[:1], rows)
     assert (ids, len(kept), len(events)) == (([], 0, 1) if is_out else ([7], 1, 0))
-    assert not FLUX()._plausible([6, 7], factor * rows[:2], rows[:2])[2], "of two, either may be the wrong one"
+    assert not FLUX()._plausible([6, 7], factor * rows[:2], rows[:2])[2], (
+        "of two, either may be the wrong one"
+    )

@@ -37,7 +37,10 @@ class Choosers(ScriptedClients):
     wants: Sequence[float] = (0.0, 0.0, 10.0, 11.0)
 
     def evaluate(self, ids, models, assignment, split):
-        losses = [abs(float(models[row, 0]) - self.wants[client]) for client, row in zip(ids, assignment, strict=True)]
+        losses = [
+            abs(float(models[row, 0]) - self.wants[client])
+            for client, row in zip(ids, assignment, strict=True)
+        ]
         losses = torch.tensor(losses, dtype=torch.float64)
         return Evaluation(tuple(ids), losses[:, None], losses, torch.ones(len(ids)))
 
@@ -49,7 +52,9 @@ class WithLiar(Choosers):
 
     def evaluate(self, ids, models, assignment, split):
         true = super().evaluate(ids, models, assignment, split)
-        losses = torch.where(torch.tensor([client == 5 for client in ids]), 100 - true.losses, true.losses)
+        losses = torch.where(
+            torch.tensor([client == 5 for client in ids]), 100 - true.losses, true.losses
+        )
         return replace(true, losses=losses)
 
 
@@ -83,12 +88,16 @@ def test_the_estimate_is_the_lowest_loss_on_training_data():
     clients, _ = simulated(federation, linear())
     tree = IFCA(clusters=3).init(start, clients).tree
     chosen, mean = assign_to_lowest_loss(tree, [4, 1, 7], clients)
-    losses = {i: [risk(as_numpy(model), i, federation, linear())[0] for model in start] for i in (4, 1, 7)}
+    losses = {
+        i: [risk(as_numpy(model), i, federation, linear())[0] for model in start] for i in (4, 1, 7)
+    }
     assert {client: chosen.leaf_of[client] for client in losses} == {
         i: 1 + int(np.argmin(each)) for i, each in losses.items()
     }
     assert mean == pytest.approx(np.mean([min(each) for each in losses.values()]), rel=1e-6)
-    assert [call.split for call in play(IFCA(clusters=3), clients, start, 1).clients.calls if call.split] == ["train"]
+    assert [
+        call.split for call in play(IFCA(clusters=3), clients, start, 1).clients.calls if call.split
+    ] == ["train"]
 
 
 def test_a_loss_that_is_no_number_is_the_highest():
@@ -112,7 +121,11 @@ def test_a_model_that_nobody_takes_stays_and_is_reported_once():
     clients = choosers(delta=0.0)
     played = play(IFCA(clusters=3), clients, torch.tensor([[0.0], [10.0], [99.0]]), 3)
     assert float(played.states[-1].tree.nodes[3].params) == 99
-    assert told(played.logs[0]) == [("joined", 1, [0, 1]), ("joined", 2, [2, 3]), ("empty", 3, None)]
+    assert told(played.logs[0]) == [
+        ("joined", 1, [0, 1]),
+        ("joined", 2, [2, 3]),
+        ("empty", 3, None),
+    ]
     assert [told(log) for log in played.logs[1:]] == [[], []]
 
 
@@ -141,18 +154,36 @@ def test_restarts_go_on_with_the_set_of_lowest_loss_as_if_there_were_no_other():
     """Three sets of models train for two rounds; then one does, and is what it would have been alone."""
     clients, _ = simulated(world(), linear())
     sets = torch.stack([models(3, seed) for seed in range(3)])
-    together = play(IFCA(clusters=3, restarts=3, restart_rounds=2), clients, sets.view(9, -1), 5, spec=SPEC, seed=4)
+    together = play(
+        IFCA(clusters=3, restarts=3, restart_rounds=2),
+        clients,
+        sets.view(9, -1),
+        5,
+        spec=SPEC,
+        seed=4,
+    )
     alone = [play(IFCA(clusters=3), clients, each, 5, spec=SPEC, seed=4) for each in sets]
     (chosen,) = [event for event in together.logs[2].events if event.kind == "restart"]
-    losses = [assign_to_lowest_loss(played.states[2].tree, range(8), clients)[1] for played in alone]
+    losses = [
+        assign_to_lowest_loss(played.states[2].tree, range(8), clients)[1] for played in alone
+    ]
     # The estimate of round 3 is made at the models of round 2, before anybody has changed cluster.
     assert details(chosen)["losses"] == pytest.approx(losses)
     best = int(np.argmin(losses))
     assert details(chosen)["chosen"] == best
-    for ours, theirs in zip(together.states[5].tree.nodes[1:], alone[best].states[5].tree.nodes[1:], strict=True):
+    for ours, theirs in zip(
+        together.states[5].tree.nodes[1:], alone[best].states[5].tree.nodes[1:], strict=True
+    ):
         assert ours.members == theirs.members
         assert torch.equal(ours.params, theirs.params)
-    assert [bool(state.tensors()) for state in together.states] == [True, True, True, False, False, False]
+    assert [bool(state.tensors()) for state in together.states] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
     assert not any(event.kind == "restart" for log in together.logs[3:] for event in log.events)
 
 
@@ -177,12 +208,20 @@ def test_a_share_of_the_lowest_and_highest_losses_can_be_left_out(share, trimmed
 
 
 @pytest.mark.parametrize(("second", "chosen"), [(1.05, 1), (1.2, 0)])
-def test_a_set_is_chosen_by_its_mean_unless_it_is_clearly_worse_without_the_extremes(second, chosen):
+def test_a_set_is_chosen_by_its_mean_unless_it_is_clearly_worse_without_the_extremes(
+    second, chosen
+):
     """The second set has the lower mean by one client alone."""
     sets = torch.tensor([[0.0], [-50.0], [second - 1], [-60.0]])
     clients = Choosers({client: [0.0] for client in range(5)})
     clients.wants = (-1.0, -1.0, -1.0, -1.0, -58.0)
-    played = play(IFCA(restarts=2, restart_rounds=1), Channel(clients, OpposingUpdates(0.2)), sets, 2, spec=SPEC)
+    played = play(
+        IFCA(restarts=2, restart_rounds=1),
+        Channel(clients, OpposingUpdates(0.2)),
+        sets,
+        2,
+        spec=SPEC,
+    )
     (event,) = [event for event in played.logs[1].events if event.kind == "restart"]
     assert details(event)["chosen"] == chosen
 
@@ -191,12 +230,17 @@ def test_during_restarts_the_state_shows_the_set_with_the_lowest_loss():
     clients, _ = simulated(world(), linear())
     sets = torch.stack([models(2, seed) for seed in range(3)])
     played = play(IFCA(restarts=3, restart_rounds=9), clients, sets.view(6, -1), 2, spec=SPEC)
-    losses = [assign_to_lowest_loss(IFCA().init(each, clients).tree, range(8), clients)[1] for each in sets]
+    losses = [
+        assign_to_lowest_loss(IFCA().init(each, clients).tree, range(8), clients)[1]
+        for each in sets
+    ]
     best = int(np.argmin(losses))
     alone = play(IFCA(), clients, sets[best], 1, spec=SPEC)
     assert all(
         torch.equal(ours.params, theirs.params)
-        for ours, theirs in zip(played.states[1].tree.leaves, alone.states[1].tree.leaves, strict=True)
+        for ours, theirs in zip(
+            played.states[1].tree.leaves, alone.states[1].tree.leaves, strict=True
+        )
     )
 
 
@@ -205,11 +249,17 @@ def test_traffic_is_k_models_down_and_one_up_for_each_set_and_client():
     algorithm = IFCA(clusters=3, restarts=2, restart_rounds=1)
     state = algorithm.init(torch.tensor([[0.0], [10.0], [50.0], [1.0], [2.0], [3.0]]), metered)
     state, _ = algorithm.step(state, [0, 2], metered, Round(1, SPEC))
-    assert (metered.meter.readings()["bytes_down"], metered.meter.readings()["bytes_up"]) == (2 * 2 * 3 * 4, 2 * 2 * 4)
+    assert (metered.meter.readings()["bytes_down"], metered.meter.readings()["bytes_up"]) == (
+        2 * 2 * 3 * 4,
+        2 * 2 * 4,
+    )
     before = metered.meter.readings()
     state, _ = algorithm.step(state, [0, 2], metered, Round(2, SPEC))
     used = metered.meter.since(before, 1.0)
-    assert (used["bytes_down"], used["bytes_up"]) == (2 * 2 * 3 * 4, 2 * 4)  # both sets compete, one is trained
+    assert (used["bytes_down"], used["bytes_up"]) == (
+        2 * 2 * 3 * 4,
+        2 * 4,
+    )  # both sets compete, one is trained
     before = metered.meter.readings()
     algorithm.step(state, [0, 2], metered, Round(3, SPEC))
     used = metered.meter.since(before, 1.0)
@@ -218,7 +268,9 @@ def test_traffic_is_k_models_down_and_one_up_for_each_set_and_client():
 
 def test_it_starts_from_different_models():
     clients = choosers()
-    with pytest.raises(ConfigError, match="ifca needs 2 different initial models, got 1; let them depend on"):
+    with pytest.raises(
+        ConfigError, match="ifca needs 2 different initial models, got 1; let them depend on"
+    ):
         IFCA().init(torch.ones(2, 1), clients)
     with pytest.raises(ConfigError, match="ifca needs 2 different initial models, got 1"):
         IFCA().init(torch.ones(1), clients)
@@ -227,7 +279,9 @@ def test_it_starts_from_different_models():
 def test_simulate_draws_the_initial_models_by_seed():
     """A name, or a function that makes a module from a seed; the first is the model of every other algorithm."""
     settings = {"local": LocalTraining(lr=1e-9), "rounds": 1}
-    by_name, again, other = (simulate(IFCA(clusters=3), "mclr", world(), seed=s, **settings) for s in (5, 5, 6))
+    by_name, again, other = (
+        simulate(IFCA(clusters=3), "mclr", world(), seed=s, **settings) for s in (5, 5, 6)
+    )
     leaves = torch.stack([leaf.params for leaf in by_name.tree.leaves])
     assert len(torch.unique(leaves, dim=0)) == 3
     assert torch.equal(leaves, torch.stack([leaf.params for leaf in again.tree.leaves]))
@@ -235,12 +289,14 @@ def test_simulate_draws_the_initial_models_by_seed():
     fedavg = simulate("fedavg", "mclr", world(), seed=5, **settings)
     torch.testing.assert_close(leaves[0], fedavg.tree.nodes[0].params, rtol=0, atol=1e-6)
     made = simulate(IFCA(clusters=3), linear, world(), seed=5, **settings)
-    torch.testing.assert_close(made.tree.leaves[0].params, simulated(world(), linear(5))[1], rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        made.tree.leaves[0].params, simulated(world(), linear(5))[1], rtol=0, atol=1e-6
+    )
 
 
 def test_simulate_cannot_make_several_models_of_a_module():
     text = (
-        "IFCA starts from 4 different models, and a module is only one; give the model's name, or a function that makes"
+        "IFCA starts from 4 different models, and a module is only one; give the model's name, or"
     )
     with pytest.raises(ConfigError, match=text):
         simulate(IFCA(restarts=2), linear(), world(), rounds=1)
@@ -256,5 +312,7 @@ def test_simulate_cannot_make_several_models_of_a_module():
     ],
 )
 def test_an_option_out_of_range_is_refused(option, value, rule):
-    with pytest.raises(ConfigError, match=re.escape(f"algorithm.{option} should be {rule}, got {value!r}")):
+    with pytest.raises(
+        ConfigError, match=re.escape(f"algorithm.{option} should be {rule}, got {value!r}")
+    ):
         IFCA(**{option: value})

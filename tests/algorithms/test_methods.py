@@ -76,7 +76,9 @@ def test_the_citations_of_a_record_are_in_the_bibliography(method: Method):
     assert set(method.citations) <= set(bibliography())
     if method.citations:
         printed = cite_name(method.name)
-        assert [f"{{{key}," in printed for key in method.citations] == [True] * len(method.citations)
+        assert [f"{{{key}," in printed for key in method.citations] == [True] * len(
+            method.citations
+        )
 
 
 @each_method
@@ -118,7 +120,11 @@ def test_a_method_has_a_golden_run(method: Method):
 
 @pytest.mark.parametrize(
     ("authors", "short"),
-    [(("Dinh",), "Dinh 2020"), (("Ruan", "Joe-Wong"), "Ruan and Joe-Wong 2020"), (("A", "B", "C"), "A et al. 2020")],
+    [
+        (("Dinh",), "Dinh 2020"),
+        (("Ruan", "Joe-Wong"), "Ruan and Joe-Wong 2020"),
+        (("A", "B", "C"), "A et al. 2020"),
+    ],
 )
 def test_a_paper_is_cited_by_at_most_two_names(authors: tuple[str, ...], short: str):
     assert Paper(authors, 2020, "Any").short == short
@@ -127,9 +133,18 @@ def test_a_paper_is_cited_by_at_most_two_names(authors: tuple[str, ...], short: 
 @pytest.mark.parametrize(
     ("given", "error"),
     [
-        ({"papers": Paper(("A",), 2020, "Any")}, "papers of a Method should be a tuple of Paper, got Paper"),
-        ({"citations": "@misc{a}"}, "citations of a Method should be a tuple of texts, got '@misc{a}'"),
-        ({"scenarios": ["suite"]}, r"scenarios of a Method should be a tuple of names, got \['suite'\]"),
+        (
+            {"papers": Paper(("A",), 2020, "Any")},
+            "papers of a Method should be a tuple of Paper, got Paper",
+        ),
+        (
+            {"citations": "@misc{a}"},
+            "citations of a Method should be a tuple of texts, got '@misc{a}'",
+        ),
+        (
+            {"scenarios": ["suite"]},
+            r"scenarios of a Method should be a tuple of names, got \['suite'\]",
+        ),
     ],
 )
 def test_a_single_thing_in_place_of_a_tuple_is_refused(given: dict[str, Any], error: str):
@@ -139,16 +154,26 @@ def test_a_single_thing_in_place_of_a_tuple_is_refused(given: dict[str, Any], er
 
 @pytest.mark.parametrize("authors", ["Dinh", ()])
 def test_the_authors_of_a_paper_are_a_tuple_of_names(authors: Any):
-    with pytest.raises(ConfigError, match=f"authors of a Paper should be a tuple of family names, got {authors!r}"):
+    with pytest.raises(
+        ConfigError, match=f"authors of a Paper should be a tuple of family names, got {authors!r}"
+    ):
         Paper(authors, 2020, "Any")
 
 
 def test_the_line_about_a_method_is_its_description_or_the_classs_with_its_only_paper():
     first, second = Paper(("A",), 2020, "Any"), Paper(("B",), 2021, "Other")
     assert Method(name="mine", algorithm=FedAvg, description="Mine").summary == "Mine"
-    assert Method(name="mine", algorithm=FedAvg, description="Mine", papers=(first,)).summary == "Mine (A 2020)"
-    assert Method(name="mine", algorithm=FedAvg, description="Mine", papers=(first, second)).summary == "Mine"
-    assert Method(name="mine", algorithm=FedAvg).summary == str(FedAvg.__doc__).splitlines()[0].rstrip(".")
+    assert (
+        Method(name="mine", algorithm=FedAvg, description="Mine", papers=(first,)).summary
+        == "Mine (A 2020)"
+    )
+    assert (
+        Method(name="mine", algorithm=FedAvg, description="Mine", papers=(first, second)).summary
+        == "Mine"
+    )
+    assert Method(name="mine", algorithm=FedAvg).summary == str(FedAvg.__doc__).splitlines()[
+        0
+    ].rstrip(".")
 
 
 PACKAGE = '''
@@ -223,11 +248,20 @@ def test_a_class_without_a_record_gets_one_of_its_attributes():
 
 @pytest.mark.usefixtures("_package")
 def test_errors_about_records_name_them():
-    with pytest.raises(ConfigError, match=r"unknown algorithm 'meens'; did you mean 'means'\? \(known: alone, apfl, "):
+    with pytest.raises(
+        ConfigError,
+        match=r"unknown algorithm 'meens'; did you mean 'means'\? \(known: alone, apfl, ",
+    ):
         method_named("meens")
-    with pytest.raises(ConfigError, match="algorithm 'new_name' has a record with the name 'old_name'; give the rec"):
+    with pytest.raises(
+        ConfigError,
+        match="algorithm 'new_name' has a record with the name 'old_name'; give the rec",
+    ):
         method_named("new_name")
-    with pytest.raises(ConfigError, match=r"algorithm 'no_class' should be a subclass of fedclade\.Algorithm, got 'Me"):
+    with pytest.raises(
+        ConfigError,
+        match=r"algorithm 'no_class' should be a subclass of fedclade\.Algorithm, got 'Me",
+    ):
         method_named("no_class")
 
 
@@ -239,14 +273,21 @@ def test_a_run_folder_leads_to_installed_methods_and_imports_nothing_else():
     assert found["alone"] is not None
     assert found["mixed"] is not None
     assert found["mixed"].algorithm.mixture is not Algorithm.mixture
-    assert [name for name, method in found.items() if method is None] == ["new_name", "gone", "methods_package:MEANS"]
+    assert [name for name, method in found.items() if method is None] == [
+        "new_name",
+        "gone",
+        "methods_package:MEANS",
+    ]
 
 
 @pytest.mark.usefixtures("_package")
 @pytest.mark.parametrize(
-    ("name", "own", "mixtures"), [("means", False, False), ("alone", True, False), ("mixed", False, True)]
+    ("name", "own", "mixtures"),
+    [("means", False, False), ("alone", True, False), ("mixed", False, True)],
 )
-def test_the_models_of_clients_are_known_from_the_class_of_a_package(name: str, own: bool, mixtures: bool):
+def test_the_models_of_clients_are_known_from_the_class_of_a_package(
+    name: str, own: bool, mixtures: bool
+):
     run = cast("Run", SimpleNamespace(config={"algorithm": {"name": name}}, kept={}))
     assert serves_own(run) == own
     assert serves_mixtures(run) == mixtures

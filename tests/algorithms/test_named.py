@@ -58,7 +58,12 @@ def test_it_is_checked_built_and_described_by_its_name():
     assert config.algorithm == noted
     built = config.built_algorithm(None)
     assert describe(built) == noted
-    assert build_algorithm(noted["name"], {key: value for key, value in noted.items() if key != "name"}) == built
+    assert (
+        build_algorithm(
+            noted["name"], {key: value for key, value in noted.items() if key != "name"}
+        )
+        == built
+    )
 
 
 @pytest.mark.parametrize(
@@ -66,14 +71,26 @@ def test_it_is_checked_built_and_described_by_its_name():
     [
         ({"name": "Mine", "depth": "x"}, "depth of [algorithm] should be a whole number, got 'x'"),
         ({"name": "Mine", "deph": 1}, "unknown key of [algorithm]: 'deph'; did you mean 'depth'?"),
-        ({"name": "Mine"}, "[algorithm] depth of algorithm 'users_methods:Mine' is not set, and has no default"),
+        (
+            {"name": "Mine"},
+            "[algorithm] depth of algorithm 'users_methods:Mine' is not set, and has no default",
+        ),
         (
             {"name": "Mine", "depth": 10},
             "[algorithm] algorithm 'users_methods:Mine' cannot be built with {'depth': 10}: KeyError: 'deep'",
         ),
-        ({"name": "function"}, "'users_methods:function' should be a subclass of fedclade.Algorithm, got <function"),
-        ({"name": "Plain"}, "'users_methods:Plain' should be a dataclass: put @dataclass(frozen=True) above the class"),
-        ({"name": "Unfinished"}, "'users_methods:Unfinished' should define init, step, as fedclade.Algorithm says"),
+        (
+            {"name": "function"},
+            "'users_methods:function' should be a subclass of fedclade.Algorithm, got <function",
+        ),
+        (
+            {"name": "Plain"},
+            "'users_methods:Plain' should be a dataclass: put @dataclass(frozen=True) above the class",
+        ),
+        (
+            {"name": "Unfinished"},
+            "'users_methods:Unfinished' should define init, step, as fedclade.Algorithm says",
+        ),
         ({"name": "Mne"}, "module 'users_methods' has no attribute 'Mne'; did you mean 'Mine'?"),
     ],
 )

@@ -11,7 +11,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedclade import PACFL, Adversary, ConfigError, FedAvg, LocalTraining, Oracle, load_federation, simulate
+from fedclade import (
+    PACFL,
+    Adversary,
+    ConfigError,
+    FedAvg,
+    LocalTraining,
+    Oracle,
+    load_federation,
+    simulate,
+)
 from fedclade.algorithms import SubspaceQuery
 from fedclade.clustering.similarity import compute_angles, compute_nearest_angles
 from fedclade.data.federation import ClientData, Federation, Pool
@@ -49,13 +58,23 @@ def federation(kind: str, clients: int = 8, examples: int = 40) -> Federation:
         ClientData(i, f"c{i}", i, part[:-10], part[:0], part[-10:], swapped if i % 2 else None)
         for i, part in enumerate(parts)
     ]
-    pool = Pool("made up", torch.from_numpy(x), torch.from_numpy(y), y, np.arange(len(y)), np.arange(0), LABELS)
+    pool = Pool(
+        "made up",
+        torch.from_numpy(x),
+        torch.from_numpy(y),
+        y,
+        np.arange(len(y)),
+        np.arange(0),
+        LABELS,
+    )
     return Federation(pool, tuple(data), {i: i % 2 for i in range(clients)}, "made up")
 
 
 def found(world: Federation, **options) -> set[frozenset[int]]:
     clients, _ = simulated(world, torch.nn.Linear(D, LABELS))
-    state = play(PACFL(**options), clients, clients.layout.flatten(torch.nn.Linear(D, LABELS)), 1, spec=SPEC).states[-1]
+    state = play(
+        PACFL(**options), clients, clients.layout.flatten(torch.nn.Linear(D, LABELS)), 1, spec=SPEC
+    ).states[-1]
     return {frozenset(leaf.members) for leaf in state.tree.leaves}
 
 
@@ -108,7 +127,9 @@ def test_the_default_is_the_distance_of_the_paper():
     assert PACFL().distance == "paper"
     assert not PACFL().per_label
     world = federation("inputs")
-    assert found(world, vectors=P, n_clusters=2) == found(world, vectors=P, n_clusters=2, distance="paper")
+    assert found(world, vectors=P, n_clusters=2) == found(
+        world, vectors=P, n_clusters=2, distance="paper"
+    )
 
 
 @pytest.mark.parametrize("options", DISTANCES)
@@ -128,7 +149,8 @@ def test_the_distance_of_the_code_finds_other_labels_of_the_same_inputs():
     y = world.pool.y
     keep = {True: y < 2, False: y >= 2}
     clients = tuple(
-        replace(c, train=c.train[keep[c.id % 2 == 0][c.train].numpy()], label_map=None) for c in world.clients
+        replace(c, train=c.train[keep[c.id % 2 == 0][c.train].numpy()], label_map=None)
+        for c in world.clients
     )
     assert found(replace(world, clients=clients), vectors=1, n_clusters=2, distance="code") == TRUE
 
@@ -151,7 +173,13 @@ def test_the_number_of_clusters_is_found():
 def test_mnist_like_label_swaps_are_found_on_digits():
     world = load_federation("digits", clients=12, shift="label_swap", clusters=3, seed=0)
     run = simulate(PER_LABEL, "mclr", world, local=SPEC, rounds=2, seed=0)
-    assert run.summary["clusters"] | {"sizes": None} == {"found": 3, "true": 3, "ari": 1.0, "nmi": 1.0, "sizes": None}
+    assert run.summary["clusters"] | {"sizes": None} == {
+        "found": 3,
+        "true": 3,
+        "ari": 1.0,
+        "nmi": 1.0,
+        "sizes": None,
+    }
     assert [event["kind"] for event in run.events] == ["clustered"]
 
 
@@ -159,9 +187,13 @@ def test_each_cluster_is_trained_as_the_oracle_trains_it():
     world = federation("labels")
     clients, params = simulated(world, torch.nn.Linear(D, LABELS))
     ours = play(PER_LABEL, clients, params, 3, spec=SPEC, seed=2).states[-1].tree
-    oracle = play(Oracle(world.true_clusters), clients, params, 3, spec=SPEC, seed=2).states[-1].tree
+    oracle = (
+        play(Oracle(world.true_clusters), clients, params, 3, spec=SPEC, seed=2).states[-1].tree
+    )
     assert [node.members for node in ours.nodes] == [node.members for node in oracle.nodes]
-    assert all(torch.equal(a.params, b.params) for a, b in zip(ours.leaves, oracle.leaves, strict=True))
+    assert all(
+        torch.equal(a.params, b.params) for a, b in zip(ours.leaves, oracle.leaves, strict=True)
+    )
 
 
 def test_where_it_finds_one_cluster_it_is_fedavg():
@@ -170,7 +202,11 @@ def test_where_it_finds_one_cluster_it_is_fedavg():
     clients, params = simulated(world, torch.nn.Linear(D, LABELS))
     fedavg = play(FedAvg(), clients, params, 3, spec=SPEC, seed=2).states[-1].tree
     for distance in ("paper", "code"):
-        ours = play(PACFL(distance=distance, n_clusters=1), clients, params, 3, spec=SPEC, seed=2).states[-1].tree
+        ours = (
+            play(PACFL(distance=distance, n_clusters=1), clients, params, 3, spec=SPEC, seed=2)
+            .states[-1]
+            .tree
+        )
         assert torch.equal(ours.leaves[0].params, fedavg.nodes[0].params)
 
 
@@ -178,7 +214,9 @@ def test_all_clients_are_compared_once_whoever_is_in_the_cohort():
     clients, params = simulated(federation("labels"), torch.nn.Linear(D, LABELS))
     played = play(PER_LABEL, clients, params, 3, spec=SPEC, fraction=0.25)
     assert {frozenset(leaf.members) for leaf in played.states[1].tree.leaves} == TRUE
-    assert [call.ids for call in played.clients.calls if call.what == "subspaces"] == [tuple(range(8))]
+    assert [call.ids for call in played.clients.calls if call.what == "subspaces"] == [
+        tuple(range(8))
+    ]
     assert [len(log.losses) for log in played.logs] == [2, 2, 2]
 
 
@@ -214,9 +252,9 @@ def test_few_clients_make_one_cluster_unless_told_otherwise():
 
 def test_clients_that_all_see_the_same_are_one_cluster():
     world = federation("labels")
-    assert found(replace(world, clients=tuple(replace(c, label_map=None) for c in world.clients))) == {
-        frozenset(range(8))
-    }
+    assert found(
+        replace(world, clients=tuple(replace(c, label_map=None) for c in world.clients))
+    ) == {frozenset(range(8))}
 
 
 def test_the_event_tells_what_a_dendrogram_needs():
@@ -247,7 +285,10 @@ def test_more_clusters_than_clients_and_a_threshold_beside_a_number_are_refused(
     text = re.escape("algorithm.n_clusters should be at most the number of clients, 2, got 3")
     with pytest.raises(ConfigError, match=text):
         PACFL(n_clusters=3).check_clients(2)
-    with pytest.raises(ConfigError, match=r"algorithm\.threshold should be left out where n_clusters is given, got 10"):
+    with pytest.raises(
+        ConfigError,
+        match=r"algorithm\.threshold should be left out where n_clusters is given, got 10",
+    ):
         PACFL(n_clusters=3, threshold=10.0)
 
 
@@ -255,7 +296,10 @@ def test_clients_with_few_examples_of_a_label_are_compared_by_what_they_have():
     """One or two examples of a label, or none, against three vectors."""
     world = federation("labels")
     clients = tuple(replace(c, train=c.train[: 6 if c.id < 4 else 30]) for c in world.clients)
-    assert found(replace(world, clients=clients), vectors=3, n_clusters=2, distance="per_label") == TRUE
+    assert (
+        found(replace(world, clients=clients), vectors=3, n_clusters=2, distance="per_label")
+        == TRUE
+    )
 
 
 def test_the_meter_counts_the_vectors():
@@ -292,7 +336,9 @@ def test_permuted_clients_send_the_same_vectors():
     ],
 )
 def test_an_option_out_of_range_is_refused(option, value, rule):
-    with pytest.raises(ConfigError, match=re.escape(f"algorithm.{option} should be {rule}, got {value!r}")):
+    with pytest.raises(
+        ConfigError, match=re.escape(f"algorithm.{option} should be {rule}, got {value!r}")
+    ):
         PACFL(**{option: value})
 
 
@@ -331,9 +377,18 @@ def test_who_sends_no_vectors_waits_and_then_joins_whom_it_is_like():
     everybody = tuple(sorted(federation("labels").ids))
     members = tuple(client for client in everybody if client not in (0, 3))
     assert clients.asked == [everybody, (0, 3), members, (3,), tuple(sorted({*members, 0}))]
-    assert [state.tree.stragglers for state in played.states[1:]] == [{0: (0, 3)}, {0: (3,)}, {}, {}]
+    assert [state.tree.stragglers for state in played.states[1:]] == [
+        {0: (0, 3)},
+        {0: (3,)},
+        {},
+        {},
+    ]
     assert played.logs[0].losses.keys() == set(federation("labels").ids) - {0, 3}
-    assert [event.kind for log in played.logs for event in log.events] == ["clustered", "joined", "joined"]
+    assert [event.kind for log in played.logs for event in log.events] == [
+        "clustered",
+        "joined",
+        "joined",
+    ]
     assert {frozenset(leaf.members) for leaf in played.states[-1].tree.leaves} == TRUE
 
 
@@ -346,7 +401,9 @@ def test_who_still_sends_nothing_goes_on_waiting_and_troubles_nobody():
 def test_too_few_vectors_leave_the_clusters_to_the_next_round():
     everybody = federation("labels").ids
     played, _ = shy(dict.fromkeys(everybody[1:], 1), 2, n_clusters=2)
-    assert [(e.kind, details(e)) for e in played.logs[0].events] == [("postponed", {"clients": 1, "needed": 2})]
+    assert [(e.kind, details(e)) for e in played.logs[0].events] == [
+        ("postponed", {"clients": 1, "needed": 2})
+    ]
     assert len(played.states[1].tree.nodes) == 1
     assert played.logs[0].losses.keys() == set(everybody)
     assert {frozenset(leaf.members) for leaf in played.states[2].tree.leaves} == TRUE
@@ -369,7 +426,9 @@ def per_label(**options) -> PACFL:
 
 
 RANDOM = Adversary(lies="subspaces", share=0.08)
-DIGITS = load_federation("digits", clients=12, samples_per_client=60, shift="label_swap", clusters=2)
+DIGITS = load_federation(
+    "digits", clients=12, samples_per_client=60, shift="label_swap", clusters=2
+)
 RUN = {"rounds": 1, "local": SPEC, "seed": 2}
 
 
@@ -389,20 +448,26 @@ def test_random_subspaces_do_not_join_the_clusters_of_others():
     assert event["clients"] == [adversary]
     assert event["distance"] > 2 * event["usual"]
     assert attacked.tree.leaf_of[adversary] == event["node"]
-    open_to_it = members_of(simulate(per_label(set_apart=0.0), "mclr", DIGITS, adversary=RANDOM, **RUN))
+    open_to_it = members_of(
+        simulate(per_label(set_apart=0.0), "mclr", DIGITS, adversary=RANDOM, **RUN)
+    )
     assert open_to_it == {(adversary,), tuple(c for c in DIGITS.ids if c != adversary)}
 
 
 @pytest.mark.parametrize("options", [{"threshold": 16.0}, {"n_clusters": 2}])
 def test_what_the_paper_says_is_done_where_its_threshold_or_a_number_is_given(options):
     given = members_of(simulate(per_label(**options), "mclr", DIGITS, adversary=RANDOM, **RUN))
-    assert given == members_of(simulate(per_label(**options, set_apart=0.0), "mclr", DIGITS, adversary=RANDOM, **RUN))
+    assert given == members_of(
+        simulate(per_label(**options, set_apart=0.0), "mclr", DIGITS, adversary=RANDOM, **RUN)
+    )
     apart = simulate(per_label(**options, set_apart=0.2), "mclr", DIGITS, adversary=RANDOM, **RUN)
     assert [event["kind"] for event in apart.events].count("set_apart") == 1
 
 
 def test_honest_clients_are_clustered_the_same_with_and_without():
-    with_it, without = (simulate(per_label(set_apart=share), "mclr", DIGITS, **RUN) for share in (0.2, 0.0))
+    with_it, without = (
+        simulate(per_label(set_apart=share), "mclr", DIGITS, **RUN) for share in (0.2, 0.0)
+    )
     assert [event["kind"] for event in with_it.events] == ["clustered"]
     for one, other in zip(with_it.tree.nodes, without.tree.nodes, strict=True):
         assert one.members == other.members

@@ -27,7 +27,13 @@ def test_equals_algorithm_1_round_by_round(variant):
     method = PerFedAvg(variant=variant, alpha=0.1, delta=0.1)
     played = play(method, clients, params, 3, spec=SPEC, seed=3, fraction=0.5)
     cohorts = [sorted(log.losses) for log in played.logs]
-    arguments = {"alpha": 0.1, "hessian": variant == "HF", "delta": 0.1, "seed": 3, "cohorts": cohorts}
+    arguments = {
+        "alpha": 0.1,
+        "hessian": variant == "HF",
+        "delta": 0.1,
+        "seed": 3,
+        "cohorts": cohorts,
+    }
     expected = per_fedavg(params, federation, perceptron(), SPEC, **arguments)
     for state, (w, _) in zip(played.states[1:], expected, strict=True):
         np.testing.assert_allclose(state.tree.nodes[0].params.numpy(), w, atol=1e-5)
@@ -52,7 +58,9 @@ def test_with_alpha_0_it_is_fedavg(variant):
 def test_only_a_round_that_is_evaluated_makes_models_of_the_clients_own():
     clients, params = simulated(world(), perceptron())
     method = PerFedAvg()
-    state, _ = method.step(method.init(params, clients), [0, 1], clients, Round(1, SPEC, evaluated=False))
+    state, _ = method.step(
+        method.init(params, clients), [0, 1], clients, Round(1, SPEC, evaluated=False)
+    )
     assert method.keepers(state) == ()
 
 
@@ -73,5 +81,8 @@ def test_an_option_out_of_range_is_refused(option, value, rule):
 def test_gradients_that_are_clipped_make_no_product_with_the_hessian():
     spec = LocalTraining(clip_norm=1.0)
     PerFedAvg().check_training(spec)
-    with pytest.raises(ConfigError, match=re.escape("local.clip_norm should be left out with variant = 'HF', got 1.0")):
+    with pytest.raises(
+        ConfigError,
+        match=re.escape("local.clip_norm should be left out with variant = 'HF', got 1.0"),
+    ):
         PerFedAvg(variant="HF").check_training(spec)

@@ -9,7 +9,18 @@ import pytest
 import torch
 from torch import nn
 
-from fedclade import ConfigError, FedAvg, FedBN, FedPer, FedRep, LGFedAvg, LocalTraining, Run, Signature, simulate
+from fedclade import (
+    ConfigError,
+    FedAvg,
+    FedBN,
+    FedPer,
+    FedRep,
+    LGFedAvg,
+    LocalTraining,
+    Run,
+    Signature,
+    simulate,
+)
 from fedclade.algorithms import CFL, FLHC, IFCA, FedGroup, ReplicatedCFL
 from fedclade.channel import CentralPrivacy, DifferentialPrivacy, Faults
 from fedclade.data.federation import Federation
@@ -26,13 +37,23 @@ class Normed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(1)
-        self.first, self.norm, self.last = nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.Linear(8, LABELS)
+        self.first, self.norm, self.last = (
+            nn.Linear(FEATURES, 8),
+            nn.BatchNorm1d(8),
+            nn.Linear(8, LABELS),
+        )
 
     def forward(self, x):
         return self.last(self.norm(self.first(x)).relu())
 
 
-STATISTICS = ("norm.weight", "norm.bias", "norm.running_mean", "norm.running_var", "norm.num_batches_tracked")
+STATISTICS = (
+    "norm.weight",
+    "norm.bias",
+    "norm.running_mean",
+    "norm.running_var",
+    "norm.num_batches_tracked",
+)
 
 
 def ran(algorithm, module: nn.Module | None = None, **settings) -> Run:
@@ -55,7 +76,9 @@ def ran(algorithm, module: nn.Module | None = None, **settings) -> Run:
 def test_a_method_equals_its_plain_loop(algorithm, module, personal, head_epochs, engine):
     run = ran(algorithm, module, engine=engine)
     federation = federation_of([0, 1, 0, 1], SIZES, seed=2)
-    shared, own = federated(federation, module, SPEC, personal, seed=3, rounds=3, head_epochs=head_epochs)
+    shared, own = federated(
+        federation, module, SPEC, personal, seed=3, rounds=3, head_epochs=head_epochs
+    )
     assert run.layout is not None
     ours = run.layout.unflatten(run.tree.nodes[0].params)
     assert ours.keys() == shared.keys()
@@ -86,7 +109,9 @@ def test_the_last_round_of_fedrep_fits_all_heads_as_the_authors_code_does(head_e
 
 
 def test_in_the_last_round_of_fedrep_all_clients_train_and_no_update_is_used():
-    clients = SimulatedClients(federation_of([0, 1, 0, 1], SIZES), module := perceptron(), engine="loop", personal=HEAD)
+    clients = SimulatedClients(
+        federation_of([0, 1, 0, 1], SIZES), module := perceptron(), engine="loop", personal=HEAD
+    )
     params = clients.layout.flatten(module)
     played = play(FedRep(head_epochs=1, last_fit=2), clients, params, 2, spec=SPEC, fraction=0.5)
     assert [len(log.losses) for log in played.logs] == [2, 4]
@@ -99,7 +124,9 @@ def test_in_the_last_round_of_fedrep_all_clients_train_and_no_update_is_used():
 
 
 def test_the_last_fit_is_in_a_round():
-    with pytest.raises(ConfigError, match=r"algorithm\.last_fit should be at least 1, or left out, got 0"):
+    with pytest.raises(
+        ConfigError, match=r"algorithm\.last_fit should be at least 1, or left out, got 0"
+    ):
         FedRep(last_fit=0)
 
 
@@ -126,7 +153,9 @@ def test_the_last_fit_is_refused_with_central_privacy():
 
 
 def test_patterns_say_it_as_well_and_win_over_the_methods_own():
-    assert torch.equal(ran(FedPer()).tree.nodes[0].params, ran(FedAvg(), personal=("3.*",)).tree.nodes[0].params)
+    assert torch.equal(
+        ran(FedPer()).tree.nodes[0].params, ran(FedAvg(), personal=("3.*",)).tree.nodes[0].params
+    )
     assert ran(FedPer(), personal=("1.bias",)).personal(0).keys() == {"1.bias"}
 
 
@@ -150,14 +179,23 @@ def test_blocks_permutation_and_streams_change_nothing(way):
     if "signature" in way:
         way = {**way, "signature": Signature(**way["signature"])}
     plain, other = ran(FedPer()), ran(FedPer(), **way)
-    torch.testing.assert_close(other.tree.nodes[0].params, plain.tree.nodes[0].params, rtol=0, atol=1e-5)
-    torch.testing.assert_close(other.kept[2]["personal"], plain.kept[2]["personal"], rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        other.tree.nodes[0].params, plain.tree.nodes[0].params, rtol=0, atol=1e-5
+    )
+    torch.testing.assert_close(
+        other.kept[2]["personal"], plain.kept[2]["personal"], rtol=0, atol=1e-5
+    )
 
 
 def test_noise_is_put_on_what_is_sent_alone():
-    spec, private = LocalTraining(batch_size=10, lr=0.1), DifferentialPrivacy(clip_norm=1e-9, noise_multiplier=0.0)
+    spec, private = (
+        LocalTraining(batch_size=10, lr=0.1),
+        DifferentialPrivacy(clip_norm=1e-9, noise_multiplier=0.0),
+    )
     run = ran(FedPer(), local=spec, rounds=1, privacy=private)
-    assert torch.equal(run.kept[0]["personal"], ran(FedPer(), local=spec, rounds=1).kept[0]["personal"])
+    assert torch.equal(
+        run.kept[0]["personal"], ran(FedPer(), local=spec, rounds=1).kept[0]["personal"]
+    )
     assert run.layout is not None
     torch.testing.assert_close(run.tree.nodes[0].params, run.layout.flatten(perceptron()))
 
@@ -165,7 +203,8 @@ def test_noise_is_put_on_what_is_sent_alone():
 def test_who_drops_out_keeps_what_it_has():
     before, after = (ran(FedPer(), rounds=rounds, faults=Faults(dropout=0.5)) for rounds in (2, 3))
     trained = {
-        client: not torch.equal(after.kept[client]["personal"], before.kept[client]["personal"]) for client in range(4)
+        client: not torch.equal(after.kept[client]["personal"], before.kept[client]["personal"])
+        for client in range(4)
     }
     silent = {
         client

@@ -39,10 +39,16 @@ def test_the_models_are_those_of_a_round_of_local_training():
     clients, params = replicating(federation_of([0, 1] * 3, [60] * 6), linear())
     run = play(OURS, clients, params, 4, spec=SPEC)
     tuning, tree = run.clients.asked("train", 4)[-1], run.states[-1].tree
-    assert (tuning.own, tuning.round.purpose, tuning.round.communicates) == (True, "finetune", "nothing")
+    assert (tuning.own, tuning.round.purpose, tuning.round.communicates) == (
+        True,
+        "finetune",
+        "nothing",
+    )
     assert (tuning.round.spec, tuning.ids) == (SPEC, tuple(range(6)))
     assert len(tree.leaves) == 2
-    assert all(torch.equal(model, tree.model_for(client)) for client, model in tuning.models.items())
+    assert all(
+        torch.equal(model, tree.model_for(client)) for client, model in tuning.models.items()
+    )
 
 
 def test_where_sharing_is_better_nobody_keeps_a_model():
@@ -66,14 +72,18 @@ def test_they_are_made_in_evaluated_rounds_only():
 
 def test_without_validation_data_it_is_said_what_to_set():
     federation = federation_of([0, 1] * 3, validation=0)
-    with pytest.raises(DataError, match=r"has no validation examples; set data\.validation_fraction above 0"):
+    with pytest.raises(
+        DataError, match=r"has no validation examples; set data\.validation_fraction above 0"
+    ):
         simulate(OURS, linear(), federation, local=SPEC, rounds=3, engine="loop")
 
 
 @pytest.mark.parametrize("keeps", [True, False])
 def test_a_run_has_the_models_of_those_that_are_served_with_theirs_alone(keeps, tmp_path):
     federation = DIFFERENT if keeps else ALIKE
-    run = simulate(OURS, linear(), federation, local=SPEC if keeps else LONG, rounds=2, engine="stacked")
+    run = simulate(
+        OURS, linear(), federation, local=SPEC if keeps else LONG, rounds=2, engine="stacked"
+    )
     assert set(run.kept) == (set(federation.ids) if keeps else set())
     assert run.summary.get("own_models", 0) == len(run.kept)
     shown = StringIO()
@@ -81,13 +91,18 @@ def test_a_run_has_the_models_of_those_that_are_served_with_theirs_alone(keeps, 
     assert ("4 of 4 clients served with one" in shown.getvalue()) == keeps
     assert (model_card(run, run.tree.nodes[0], run.layout)["accuracy"] is None) == keeps
     export_model(run, tmp_path / "0.safetensors", client=0)
-    mine, shared = load_file(tmp_path / "0.safetensors"), run.layout.state_dict(run.tree.nodes[0].params)
+    mine, shared = (
+        load_file(tmp_path / "0.safetensors"),
+        run.layout.state_dict(run.tree.nodes[0].params),
+    )
     assert all(torch.equal(mine[name], shared[name]) for name in shared) != keeps
 
 
 def test_labels_that_differ_within_clusters_are_served_as_well_as_by_fine_tuning():
     settings = {"local": SPEC, "rounds": 2, "engine": "loop"}
-    ours, tuned = (simulate(each, linear(), DIFFERENT, **settings) for each in (OURS, FineTune(epochs=4)))
+    ours, tuned = (
+        simulate(each, linear(), DIFFERENT, **settings) for each in (OURS, FineTune(epochs=4))
+    )
     assert ours.summary["accuracy"]["mean"] > 0.7
     assert ours.summary["accuracy"]["mean"] >= tuned.summary["accuracy"]["mean"] - 0.1
 
@@ -109,7 +124,9 @@ def test_a_client_departs_from_what_all_have_for_two_standard_errors(alone, kept
     def right(client, model):
         return (alone if client == 0 else 0.5) if model == 2 else 0.85
 
-    clients = Tuning({client: [0.0] for client in range(6)}, dict.fromkeys(range(6), 100), right=right)
+    clients = Tuning(
+        {client: [0.0] for client in range(6)}, dict.fromkeys(range(6), 100), right=right
+    )
     tree = ParameterTree.root_only(range(6), torch.zeros(1))
     assert keep_better(tree, (LEAF,), clients, Round(3, SPEC)) == kept
 
@@ -122,19 +139,29 @@ def test_with_a_fallback_the_model_for_all_is_tuned_as_well():
         own: ClassVar[dict[int, float]] = {}
 
         def train(self, ids, models, assignment, this_round, anchors=None, own=False):
-            self.own |= {client: float(models[row]) + 100 for client, row in zip(ids, assignment, strict=True)}
+            self.own |= {
+                client: float(models[row]) + 100
+                for client, row in zip(ids, assignment, strict=True)
+            }
             return super().train(ids, models, assignment, this_round, anchors)
 
         def evaluate(self, ids, models, assignment, split):
-            of = [self.own[c] if row == OWN else float(models[row]) for c, row in zip(ids, assignment, strict=True)]
+            of = [
+                self.own[c] if row == OWN else float(models[row])
+                for c, row in zip(ids, assignment, strict=True)
+            ]
             return super().evaluate(ids, torch.tensor(of)[:, None], range(len(ids)), split)
 
     everybody = range(6)
     clients = Tuning(
         {client: [0.0] for client in everybody},
         dict.fromkeys(everybody, 100),
-        right=lambda client, model: (0.99 if model == 101 else 0.5) if client == 0 else right[model],
+        right=lambda client, model: (
+            (0.99 if model == 101 else 0.5) if client == 0 else right[model]
+        ),
     )
-    tree = ParameterTree.star([[0, 1, 2], [3, 4, 5]], torch.tensor([[1.0], [2.0]])).continued(torch.tensor([10.0]))
+    tree = ParameterTree.star([[0, 1, 2], [3, 4, 5]], torch.tensor([[1.0], [2.0]])).continued(
+        torch.tensor([10.0])
+    )
     assert keep_better(tree, (ROOT, LEAF), clients, Round(3, SPEC)) == tuple(everybody)
     assert clients.own == {0: 101.0, **dict.fromkeys(range(1, 6), 110.0)}

@@ -26,7 +26,14 @@ def test_equals_algorithm_1_round_by_round(beta):
     method = PFedMe(lam=8.0, steps=3, personal_lr=0.06, beta=beta)
     played = play(method, clients, params, 3, spec=SPEC, seed=3, fraction=0.5)
     cohorts = [sorted(log.losses) for log in played.logs]
-    arguments = {"lam": 8.0, "K": 3, "personal_lr": 0.06, "beta": beta, "seed": 3, "cohorts": cohorts}
+    arguments = {
+        "lam": 8.0,
+        "K": 3,
+        "personal_lr": 0.06,
+        "beta": beta,
+        "seed": 3,
+        "cohorts": cohorts,
+    }
     expected = pfedme(params, federation, perceptron(), SPEC, **arguments)
     for state, (w, _) in zip(played.states[1:], expected, strict=True):
         np.testing.assert_allclose(state.tree.nodes[0].params.numpy(), w, atol=1e-5)
@@ -42,20 +49,36 @@ def test_clients_are_served_with_w_as_the_released_code_scores_them():
     method = PFedMe(lam=8.0, steps=3, personal_lr=0.06, served="w")
     played = play(method, clients, params, 3, spec=SPEC, seed=3, fraction=0.5)
     cohorts = [sorted(log.losses) for log in played.logs]
-    arguments = {"lam": 8.0, "K": 3, "personal_lr": 0.06, "beta": 1.0, "seed": 3, "cohorts": cohorts}
+    arguments = {
+        "lam": 8.0,
+        "K": 3,
+        "personal_lr": 0.06,
+        "beta": 1.0,
+        "seed": 3,
+        "cohorts": cohorts,
+    }
     expected = pfedme(params, federation, perceptron(), SPEC, scores_w=True, **arguments)
     of_paper = pfedme(params, federation, perceptron(), SPEC, **arguments)
-    np.testing.assert_allclose(played.states[-1].tree.nodes[0].params.numpy(), of_paper[-1][0], atol=1e-5)
+    np.testing.assert_allclose(
+        played.states[-1].tree.nodes[0].params.numpy(), of_paper[-1][0], atol=1e-5
+    )
     for client, model in own_models(played).items():
         np.testing.assert_allclose(model.numpy(), expected[-1][1][client], atol=1e-5)
-        assert float((model - of_paper[-1][1][client]).abs().max()) > 1e-3, "or the test cannot fail"
+        assert float((model - of_paper[-1][1][client]).abs().max()) > 1e-3, (
+            "or the test cannot fail"
+        )
 
 
 def test_the_larger_lambda_the_nearer_personal_models_are_to_the_global_one():
     gaps = []
     for lam in (0.5, 5.0, 50.0):
         method = PFedMe(lam=lam, steps=30, personal_lr=0.02)
-        played = play(method, *simulated(world(), perceptron()), 1, spec=LocalTraining(batch_size=40, lr=0.001))
+        played = play(
+            method,
+            *simulated(world(), perceptron()),
+            1,
+            spec=LocalTraining(batch_size=40, lr=0.001),
+        )
         w = played.states[0].tree.nodes[0].params
         gaps.append(sum(float((model - w).norm()) for model in own_models(played).values()))
     assert gaps[0] > 1.5 * gaps[1] > 3 * gaps[2]
@@ -66,8 +89,12 @@ def test_with_one_step_of_theta_on_one_batch_it_is_fedavg_with_a_step_of_eta_lam
     clients, params = simulated(world(), perceptron())
     method = PFedMe(lam=4.0, steps=1, personal_lr=0.1)
     ours = play(method, clients, params, 1, spec=LocalTraining(batch_size=40, lr=0.5)).states[-1]
-    fedavg = play(FedAvg(), clients, params, 1, spec=LocalTraining(batch_size=40, lr=0.5 * 4.0 * 0.1)).states[-1]
-    torch.testing.assert_close(ours.tree.nodes[0].params, fedavg.tree.nodes[0].params, rtol=0, atol=1e-6)
+    fedavg = play(
+        FedAvg(), clients, params, 1, spec=LocalTraining(batch_size=40, lr=0.5 * 4.0 * 0.1)
+    ).states[-1]
+    torch.testing.assert_close(
+        ours.tree.nodes[0].params, fedavg.tree.nodes[0].params, rtol=0, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize(

@@ -21,12 +21,16 @@ TRUTH = [0, 1, 3] * 10
 FEDERATION = federation_of(TRUTH)
 LOCAL = LocalTraining(epochs=3, batch_size=10, lr=0.3)
 CHOICE = PrivateChoice(clusters=3, rounds_before=2, sketch=28, cells=12)
-PRIVACY = CentralPrivacy(clip_norm=0.5, noise_multiplier=0.5, signature_noise=0.5, signature_epsilon=6.0)
+PRIVACY = CentralPrivacy(
+    clip_norm=0.5, noise_multiplier=0.5, signature_noise=0.5, signature_epsilon=6.0
+)
 
 
 def run(privacy=None, federation=FEDERATION, algorithm=CHOICE, rounds=5, engine="stacked", **more):
     settings = {"privacy": privacy, **more}
-    return simulate(algorithm, linear(), federation, rounds=rounds, local=LOCAL, engine=engine, **settings)
+    return simulate(
+        algorithm, linear(), federation, rounds=rounds, local=LOCAL, engine=engine, **settings
+    )
 
 
 @cache
@@ -85,7 +89,12 @@ def test_centres_come_from_sums_alone(noise):
 
 def test_under_very_much_noise_there_are_still_as_many_centres():
     u, _ = mixture(2)
-    cells = Cells(0, 20, torch.eye(20, 4, dtype=torch.float64), draw_cell_points(8, 4, rng.generator(0, "cells")))
+    cells = Cells(
+        0,
+        20,
+        torch.eye(20, 4, dtype=torch.float64),
+        draw_cell_points(8, 4, rng.generator(0, "cells")),
+    )
     found = find_cell_centres(cells.answered(u).sum(0), 8, 4, 1e6, rng.generator(0, "centres"))
     assert found.shape == (4, 4)
     assert found.isfinite().all()
@@ -95,7 +104,13 @@ def test_without_privacy_it_finds_the_true_clusters():
     made = plain()
     assert made.summary["clusters"]["ari"] == 1.0
     assert "privacy" not in made.summary
-    assert [row["phase"] for row in made.metric_rows] == ["train", "train", "cluster", "train", "train"]
+    assert [row["phase"] for row in made.metric_rows] == [
+        "train",
+        "train",
+        "cluster",
+        "train",
+        "train",
+    ]
 
 
 def test_without_noise_it_is_its_literal_twin():
@@ -149,7 +164,10 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(tmp_path):
         folder, seen = tmp_path / str(stop_after), []
         with pytest.raises(RunInterrupted):
             run(
-                PRIVACY, min_cluster_size=3, folder=folder, stop=lambda s=seen, n=stop_after: s.append(1) or len(s) == n
+                PRIVACY,
+                min_cluster_size=3,
+                folder=folder,
+                stop=lambda s=seen, n=stop_after: s.append(1) or len(s) == n,
             )
         again = run(PRIVACY, min_cluster_size=3, folder=folder)
         assert members(again) == members(whole)
@@ -170,7 +188,9 @@ def test_clients_that_do_not_answer_wait_with_the_joint_model():
 
 
 def test_newcomers_wait_at_the_root():
-    state = CHOICE.init(torch.zeros(3), clients := ScriptedClients(dict.fromkeys(range(30), [0.0] * 3)))
+    state = CHOICE.init(
+        torch.zeros(3), clients := ScriptedClients(dict.fromkeys(range(30), [0.0] * 3))
+    )
     joined, events = CHOICE.join(state, [30, 31], clients, Round(4, LOCAL))
     assert joined.tree.nodes[0].members == tuple(range(32))
     assert events == [Joined(0, (30, 31))]
@@ -186,15 +206,21 @@ def test_a_sketch_that_the_model_or_the_memory_cannot_have_is_refused_before_rou
 
     def refused(**settings):
         with pytest.raises(ConfigError) as caught:
-            run(algorithm=PrivateChoice(clusters=3, **settings), on_round=lambda row, tree: rounds.append(row))
+            run(
+                algorithm=PrivateChoice(clusters=3, **settings),
+                on_round=lambda row, tree: rounds.append(row),
+            )
         return str(caught.value)
 
     for sketch in (65, 10**6):
         rule = f"algorithm.sketch should be at most 64 for a model of 28 parameters, got {sketch}"
         assert refused(sketch=sketch) == rule
-    assert refused(cells=10**9).startswith("algorithm.cells = 1000000000 needs 1120.0 GB for the replies of 30 clients")
+    assert refused(cells=10**9).startswith(
+        "algorithm.cells = 1000000000 needs 1120.0 GB for the replies of 30 clients"
+    )
     with pytest.raises(
-        ConfigError, match=r"algorithm.sketch = 50000 needs 350.0 GB .*, and a round may take 1.0 GB; set"
+        ConfigError,
+        match=r"algorithm.sketch = 50000 needs 350.0 GB .*, and a round may take 1.0 GB; set",
     ):
         PrivateChoice(sketch=50_000).check_model(10**6, 30, 10**9)
     assert rounds == []

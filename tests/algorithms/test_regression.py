@@ -35,9 +35,18 @@ CANNOT = {
         {"n_clusters": 2, "distance": "per_label"},
         "whose examples do not have one label each; set algorithm.distance = 'paper'",
     ),
-    "flux": ({"earliest": 1, "latest": 1}, "be described by itself .* set algorithm.per_label = false"),
-    "fedrc": ({}, "labels cannot be counted in a task whose examples do not have one label each; take fedem in place"),
-    "flexcfl": ({"groups": 2}, "the labels of a regression task cannot be counted, .* set algorithm.migrate = false"),
+    "flux": (
+        {"earliest": 1, "latest": 1},
+        "be described by itself .* set algorithm.per_label = false",
+    ),
+    "fedrc": (
+        {},
+        "labels cannot be counted in a task whose examples do not have one label each; take fedem in place",
+    ),
+    "flexcfl": (
+        {"groups": 2},
+        "the labels of a regression task cannot be counted, .* set algorithm.migrate = false",
+    ),
 }
 """What does not fit: options, and a part of the line that says so."""
 
@@ -50,7 +59,13 @@ def network(seed: int = 0) -> nn.Module:
 def ran(name: str, options: dict[str, Any], truth: list[int] = TRUTH, **settings: Any) -> Run:
     federation = task_federation("regression", truth)
     algorithm = build_algorithm(name, options, federation.true_clusters)
-    given = {"local": LOCAL, "rounds": 3, "engine": "loop", "task": Task(metrics=["mae", "rmse"]), **settings}
+    given = {
+        "local": LOCAL,
+        "rounds": 3,
+        "engine": "loop",
+        "task": Task(metrics=["mae", "rmse"]),
+        **settings,
+    }
     return simulate(algorithm, network, federation, **given)
 
 
@@ -84,5 +99,7 @@ def test_rcfl_finds_planted_clusters_without_a_threshold():
 
 def test_the_data_of_yes_and_no_can_be_compared_by_themselves():
     federation = task_federation("binary", TRUTH)
-    run = simulate(build_algorithm("pacfl", {"n_clusters": 2}), network, federation, rounds=1, engine="loop")
+    run = simulate(
+        build_algorithm("pacfl", {"n_clusters": 2}), network, federation, rounds=1, engine="loop"
+    )
     assert len(run.tree.leaves) == 2

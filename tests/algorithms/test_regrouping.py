@@ -16,7 +16,9 @@ SIZES = {0: 10, 1: 20, 2: 30}
 def tree_of(*models: list[float], born: tuple[int, ...]) -> ParameterTree:
     tree = ParameterTree.star([(0, 1), (2,)], torch.tensor(models))
     root, *leaves = tree.nodes
-    return ParameterTree((root, *(replace(leaf, born=round_) for leaf, round_ in zip(leaves, born, strict=True))))
+    return ParameterTree(
+        (root, *(replace(leaf, born=round_) for leaf, round_ in zip(leaves, born, strict=True)))
+    )
 
 
 def models_of(tree: ParameterTree) -> list[list[float]]:
@@ -24,9 +26,15 @@ def models_of(tree: ParameterTree) -> list[list[float]]:
 
 
 def test_models_move_a_share_of_the_way_to_their_mean_which_is_less_from_round_to_round():
-    tree = tree_of([0.0, 4.0], [8.0, 4.0], born=(2, 2))  # found in round 3; 30 examples each: the mean is 4
-    torch.testing.assert_close(models_of(share_models(tree, SIZES, 3, 0.1)), [[0.4, 4.0], [7.6, 4.0]])
-    torch.testing.assert_close(models_of(share_models(tree, SIZES, 5, 0.1)), [[0.4 * 0.81, 4.0], [8 - 0.4 * 0.81, 4.0]])
+    tree = tree_of(
+        [0.0, 4.0], [8.0, 4.0], born=(2, 2)
+    )  # found in round 3; 30 examples each: the mean is 4
+    torch.testing.assert_close(
+        models_of(share_models(tree, SIZES, 3, 0.1)), [[0.4, 4.0], [7.6, 4.0]]
+    )
+    torch.testing.assert_close(
+        models_of(share_models(tree, SIZES, 5, 0.1)), [[0.4 * 0.81, 4.0], [8 - 0.4 * 0.81, 4.0]]
+    )
 
 
 def test_the_mean_is_by_examples():
@@ -53,11 +61,15 @@ def test_nobody_learns_from_a_cluster_that_runs_away():
     """That of adversaries, whose updates point away from what they should learn, has no bound."""
     tree = ParameterTree.star([(0,), (1,), (2,)], torch.tensor([[1.0], [-2.0], [1000.0]]))
     tree = ParameterTree((replace(tree.nodes[0], params=torch.zeros(1)), *tree.nodes[1:]))
-    assert average_models(tree, {0: 10, 1: 10, 2: 10}).tolist() == [-0.5]  # the mean of the other two
+    assert average_models(tree, {0: 10, 1: 10, 2: 10}).tolist() == [
+        -0.5
+    ]  # the mean of the other two
     assert average_models(tree, {0: 10, 1: 10, 2: 30}).tolist() == pytest.approx(
         [(10 - 20 + 30_000) / 50]
     )  # a majority
-    near = ParameterTree((tree.nodes[0], *tree.nodes[1:3], replace(tree.nodes[3], params=torch.tensor([6.0]))))
+    near = ParameterTree(
+        (tree.nodes[0], *tree.nodes[1:3], replace(tree.nodes[3], params=torch.tensor([6.0])))
+    )
     assert average_models(near, {0: 10, 1: 10, 2: 10}).tolist() == pytest.approx(
         [5 / 3]
     )  # three times the median's way
@@ -70,9 +82,14 @@ WAITING = (6, 7, 8, 9, 10, 11, 12)
 
 def with_waiting() -> ParameterTree:
     """Return two clusters of three clients, with models 1 and 2, and clients that wait for one."""
-    tree = ParameterTree.star([(0, 1, 2), (3, 4, 5)], torch.tensor([[1.0], [2.0]]), unassigned=WAITING)
+    tree = ParameterTree.star(
+        [(0, 1, 2), (3, 4, 5)], torch.tensor([[1.0], [2.0]]), unassigned=WAITING
+    )
     root = replace(tree.nodes[0], params=torch.tensor([-8.0]))
-    leaves = [replace(leaf, cached=torch.tensor([[float(c)] for c in leaf.members])) for leaf in tree.nodes[1:]]
+    leaves = [
+        replace(leaf, cached=torch.tensor([[float(c)] for c in leaf.members]))
+        for leaf in tree.nodes[1:]
+    ]
     return ParameterTree((root, *leaves))
 
 
@@ -100,7 +117,10 @@ def test_clients_that_waited_and_join_an_old_cluster_do_not_reset_it():
     """However many they are: the cluster goes on with its number, its model and its age."""
     tree = clustered((0, 1, 2, *WAITING), (3, 4, 5))
     first, second = leaf_with(tree, 0, 1, 2, *WAITING), leaf_with(tree, 3, 4, 5)
-    assert [(leaf.id, leaf.params.tolist(), leaf.born) for leaf in (first, second)] == [(1, [1.0], 0), (2, [2.0], 0)]
+    assert [(leaf.id, leaf.params.tolist(), leaf.born) for leaf in (first, second)] == [
+        (1, [1.0], 0),
+        (2, [2.0], 0),
+    ]
     assert first.cached is not None
     assert first.cached.flatten().tolist() == [0, 1, 2, *WAITING]
 
@@ -114,7 +134,9 @@ def test_a_cluster_goes_on_where_more_than_half_of_its_members_are():
     tree = clustered((0, 1, 6), (2, 3, 4, 5))
     assert leaf_with(tree, 0, 1, 6).id == 1
     assert leaf_with(tree, 2, 3, 4, 5).id == 2
-    assert leaf_with(tree, 2, 3, 4, 5).params.tolist() == [2.0], "of client 2 alone nothing is taken over"
+    assert leaf_with(tree, 2, 3, 4, 5).params.tolist() == [2.0], (
+        "of client 2 alone nothing is taken over"
+    )
 
 
 def test_two_clusters_that_become_one_go_on_from_their_mean_by_clients():
@@ -134,14 +156,22 @@ def test_a_cluster_of_minorities_is_new_and_starts_from_where_most_of_it_were():
 def test_half_of_a_cluster_is_not_more_than_half():
     tree = ParameterTree.star([(0, 1), (2,)], torch.tensor([[1.0], [2.0]]))
     apart = divide(tree, 1, [(0,), (1,)], FOUND_IN)
-    assert [(leaf.id, leaf.members) for leaf in apart.leaves if leaf.members] == [(2, (2,)), (3, (0,)), (4, (1,))]
+    assert [(leaf.id, leaf.members) for leaf in apart.leaves if leaf.members] == [
+        (2, (2,)),
+        (3, (0,)),
+        (4, (1,)),
+    ]
 
 
 def test_a_cluster_that_is_divided_keeps_the_signatures_of_its_members():
     tree = divide(with_waiting(), 1, [(0, 2), (1,)], FOUND_IN)
     larger, smaller, other = leaf_with(tree, 0, 2), leaf_with(tree, 1), leaf_with(tree, 3, 4, 5)
     assert [leaf.id for leaf in (larger, smaller, other)] == [1, 3, 2]
-    cached = [leaf.cached.flatten().tolist() for leaf in (larger, smaller, other) if leaf.cached is not None]
+    cached = [
+        leaf.cached.flatten().tolist()
+        for leaf in (larger, smaller, other)
+        if leaf.cached is not None
+    ]
     assert cached == [[0.0, 2.0], [1.0], [3.0, 4.0, 5.0]]
     assert smaller.params.tolist() == [1.0]
     assert tree.nodes[0].params.tolist() == [-8.0]

@@ -63,12 +63,22 @@ class Groups(ScriptedClients):
         self.today = max(self.today, this_round.number)
         if this_round.replicates == 1:
             deltas = torch.stack([self.delta(client, this_round.number, -1) for client in ids])
-            return Updates.received(ids, [1] * len(ids), deltas, 40, torch.zeros(len(ids)), this_round.number)
-        ids, parts = [client for client in ids if client not in self.silent], range(this_round.replicates)
-        made = [torch.stack([self.delta(client, this_round.number, part) for part in parts]) for client in ids]
+            return Updates.received(
+                ids, [1] * len(ids), deltas, 40, torch.zeros(len(ids)), this_round.number
+            )
+        ids, parts = (
+            [client for client in ids if client not in self.silent],
+            range(this_round.replicates),
+        )
+        made = [
+            torch.stack([self.delta(client, this_round.number, part) for part in parts])
+            for client in ids
+        ]
         parts = torch.stack(made) if made else torch.zeros(0, 2, 40)
         sizes = [1] * len(ids)
-        mean = Updates.received(ids, sizes, parts.mean(1), 40, torch.zeros(len(ids)), this_round.number)
+        mean = Updates.received(
+            ids, sizes, parts.mean(1), 40, torch.zeros(len(ids)), this_round.number
+        )
         return replace(mean, parts=parts)
 
     def delta(self, client: int, number: int, part: int) -> torch.Tensor:
@@ -81,7 +91,10 @@ def groups(*changes: tuple[int, str], silent=(), examples=9) -> Groups:
     by_round = {start: tuple(map(int, digits)) for start, digits in changes}
     everybody = range(len(changes[0][1]))
     return Groups(
-        dict.fromkeys(everybody, [0.0] * 40), dict.fromkeys(everybody, examples), groups=by_round, silent=silent
+        dict.fromkeys(everybody, [0.0] * 40),
+        dict.fromkeys(everybody, examples),
+        groups=by_round,
+        silent=silent,
     )
 
 
@@ -98,13 +111,19 @@ def test_at_first_everybody_trains_in_parts_and_later_on_checks_ask_everybody_be
         *besides, training = run.clients.asked("train", number)
         assert len(besides) == (number == CHECKS[0])
         assert (training.round.replicates > 1) == (number <= EARLY)
-        assert training.round.compares_parts == (number != 2), "nothing is found out in the second round"
+        assert training.round.compares_parts == (number != 2), (
+            "nothing is found out in the second round"
+        )
         assert set(training.ids) == set(range(16))
     in_parts, again = [call.round for call in run.clients.asked("train", 1)]
     assert in_parts == again  # that of the second check, at the same model and with the same draws
     assert (in_parts.replicates, in_parts.part_size) == (2, 4)
     (halves, _) = run.clients.asked("train", CHECKS[0])
-    assert (halves.round.replicates, halves.round.part_size, halves.round.purpose) == (2, 0, "replicate")
+    assert (halves.round.replicates, halves.round.part_size, halves.round.purpose) == (
+        2,
+        0,
+        "replicate",
+    )
 
 
 def test_with_a_part_of_the_clients_all_are_asked_in_the_first_round_and_then_as_often_as_adds_little():
@@ -134,7 +153,10 @@ def test_the_model_moves_by_the_mean_of_all_parts_alike():
     state = play(ReplicatedCFL(), clients, params, 1, spec=SPEC).states[1]
     asked = Round(1, SPEC, replicates=state.parts, part_size=state.part_size)
     assert (state.parts, state.part_size) == (3, 10)
-    made = [clients.train(range(4), params[None], [0] * 4, asked.of_part(k)).required_deltas for k in range(3)]
+    made = [
+        clients.train(range(4), params[None], [0] * 4, asked.of_part(k)).required_deltas
+        for k in range(3)
+    ]
     torch.testing.assert_close(state.tree.nodes[0].params, params + torch.stack(made).mean((0, 1)))
 
 
@@ -151,17 +173,25 @@ def test_clusters_are_found_in_the_first_rounds():
     assert sorted(map(sorted, event["clusters"])) == [list(range(k, 16, 4)) for k in range(4)]
 
 
-@pytest.mark.parametrize("truth", [(0, 1), (0, 0, 1, 1), (0, 0, 0, 0, 0, 1), (0, 0, 1, 1, 2, 2, 3, 3)], ids=str)
+@pytest.mark.parametrize(
+    "truth", [(0, 1), (0, 0, 1, 1), (0, 0, 0, 0, 0, 1), (0, 0, 1, 1, 2, 2, 3, 3)], ids=str
+)
 def test_few_clients_and_single_clients_are_told_apart(truth):
     clients, params = replicating(federation_of(truth, [90] * len(truth)), linear(), "stacked")
     state = play(ReplicatedCFL(), clients, params, EARLY, spec=SPEC).states[-1]
-    assert clusters_of(state) == {frozenset(i for i, k in enumerate(truth) if k == label) for label in truth}
+    assert clusters_of(state) == {
+        frozenset(i for i, k in enumerate(truth) if k == label) for label in truth
+    }
 
 
 def test_few_clients_that_went_apart_are_looked_into_once_more():
     run = played(groups((1, "00000011"), (EARLY + 1, "00111122"), examples=40), EARLY + 2)
     assert clusters_of(run.states[EARLY]) == {frozenset(range(6)), frozenset({6, 7})}
-    assert clusters_of(run.states[EARLY + 1]) == {frozenset({0, 1}), frozenset({2, 3, 4, 5}), frozenset({6, 7})}
+    assert clusters_of(run.states[EARLY + 1]) == {
+        frozenset({0, 1}),
+        frozenset({2, 3, 4, 5}),
+        frozenset({6, 7}),
+    }
     parted, whole = run.logs[EARLY].events
     assert (parted.kind, parted.node, parted.level) == ("regrouped", 1, pytest.approx(0.01 * 0.01))
     assert sorted(parted.clusters) == [(0, 1), (2, 3, 4, 5)]
@@ -179,7 +209,9 @@ def test_what_a_second_look_finds_goes_on_from_its_cluster_and_is_known_by_the_u
     assert (tree.nodes[0].split_in, tree.nodes[0].params.tolist()) == (EARLY, root.params.tolist())
     deltas = torch.stack(
         [
-            torch.stack([run.clients.clients.delta(client, EARLY + 1, part) for part in range(4)]).mean(0)
+            torch.stack(
+                [run.clients.clients.delta(client, EARLY + 1, part) for part in range(4)]
+            ).mean(0)
             for client in range(8)
         ]
     )
@@ -188,7 +220,9 @@ def test_what_a_second_look_finds_goes_on_from_its_cluster_and_is_known_by_the_u
     pull = {1: 0.1 * 0.9, 2: 0.1 * 0.9, 3: 0.1}  # new clusters share a tenth of the way
     for leaf in tree.leaves:
         parent = 2 if 6 in leaf.members else 1
-        torch.testing.assert_close(leaf.params, moved[parent] + pull[leaf.id] * (joint - moved[parent]))
+        torch.testing.assert_close(
+            leaf.params, moved[parent] + pull[leaf.id] * (joint - moved[parent])
+        )
         rows = [was[parent].members.index(client) for client in leaf.members]
         assert torch.equal(leaf.cached, was[parent].cached[rows])
     assert [leaf.born for leaf in tree.leaves] == [EARLY - 1, EARLY - 1, EARLY]
@@ -208,7 +242,9 @@ def test_nobody_looks_a_second_time(digits, options):
 def test_a_second_look_leaves_clusters_with_too_few_answers_whole():
     clients = groups((1, "00000011"), (EARLY + 1, "00111122"), examples=40)
     algorithm, first = ReplicatedCFL(check_every=3), played(clients, EARLY)
-    state, log = algorithm.step(first.states[-1], range(8), clients, Round(EARLY + 1, SPEC, min_clients=3))
+    state, log = algorithm.step(
+        first.states[-1], range(8), clients, Round(EARLY + 1, SPEC, min_clients=3)
+    )
     events = [(event.kind, event.node) for event in log.events]
     assert ("regrouped", 1) in events
     assert ("postponed", 2) in events
@@ -244,15 +280,23 @@ def test_only_tests_take_of_the_level_and_their_shares_add_up_to_it():
     # Halves take of their quarter in every check; parts that are as they were take nothing of theirs.
     assert levels == pytest.approx([0.01 / 2, 0.01 / 8, 0.01 / 8, 0.01 / 24])
     algorithm = ReplicatedCFL(level=0.02)
-    assert sum(algorithm._get_level(j) for j in range(1, 10_000)) == pytest.approx(0.02 / 4, rel=1e-3)
+    assert sum(algorithm._get_level(j) for j in range(1, 10_000)) == pytest.approx(
+        0.02 / 4, rel=1e-3
+    )
     run = played(groups((1, TWO), (5, "0011001100110011")), CHECKS[1])
-    assert [(state.halves, state.changes) for state in run.states[EARLY::3]] == [(0, 0), (1, 0), (1, 1)]
+    assert [(state.halves, state.changes) for state in run.states[EARLY::3]] == [
+        (0, 0),
+        (1, 0),
+        (1, 1),
+    ]
 
 
 def test_a_change_of_few_clients_is_found_when_parts_are_asked_for_again():
     """Two and two: shuffling four clients has three outcomes; as often as nothing has changed nothing is tested."""
     few = groups((1, "0011" + "0" * 12), (8, "0101" + "0" * 12))
-    clients = Groups(dict.fromkeys(range(4), [0.0] * 40), dict.fromkeys(range(4), 90), groups=few.groups)
+    clients = Groups(
+        dict.fromkeys(range(4), [0.0] * 40), dict.fromkeys(range(4), 90), groups=few.groups
+    )
     run = played(clients, CHECKS[1])
     assert clusters_of(run.states[CHECKS[0]]) == {frozenset({0, 1}), frozenset({2, 3})}
     assert clusters_of(run.states[CHECKS[1]]) == {frozenset({0, 2}), frozenset({1, 3})}
@@ -265,7 +309,10 @@ def test_a_change_of_few_clients_is_found_when_parts_are_asked_for_again():
 def test_a_level_that_cannot_be_reached_is_said(caplog):
     clients, params = replicating(federation_of([0, 1], [4, 4]), linear())
     ReplicatedCFL().init(params, clients)
-    assert "rcfl finds no clusters at algorithm.level = 0.01 in the first rounds: from 2 parts" in caplog.text
+    assert (
+        "rcfl finds no clusters at algorithm.level = 0.01 in the first rounds: from 2 parts"
+        in caplog.text
+    )
     assert "no p-value is below 0.33, and 0.0025 is needed" in caplog.text
 
 
@@ -290,7 +337,8 @@ def test_who_falls_back_goes_on_with_the_model_for_all_when_all_become_one():
     algorithm = ReplicatedCFL(check_every=3, fallback=True)
     run = play(algorithm, clients, torch.zeros(40), CHECKS[0] + 1)
     beside = [
-        len([call for call in run.clients.asked("train", n) if call.round.purpose == BESIDE]) for n in range(3, 8)
+        len([call for call in run.clients.asked("train", n) if call.round.purpose == BESIDE])
+        for n in range(3, 8)
     ]
     assert beside == [0, 1, 1, 0, 0]
     for_all = run.states[CHECKS[0] - 1].tree.nodes[0].model
@@ -305,7 +353,11 @@ def test_who_falls_back_goes_on_with_the_model_for_all_when_all_become_one():
 
 def test_a_cluster_whose_members_come_to_differ_is_split_again():
     run = played(groups((1, TWO), (5, "0000000011112222")), CHECKS[0])
-    assert clusters_of(run.states[-1]) == {frozenset(range(8)), frozenset(range(8, 12)), frozenset(range(12, 16))}
+    assert clusters_of(run.states[-1]) == {
+        frozenset(range(8)),
+        frozenset(range(8, 12)),
+        frozenset(range(12, 16)),
+    }
     tree = run.states[-1].tree
     assert {node.parent for node in tree.nodes[1:]} == {0}
     assert tree.nodes[-1].born == CHECKS[0] - 1  # it trains in the round of the check
@@ -326,22 +378,31 @@ def test_a_client_with_one_example_is_in_no_part_and_joins_later():
     assert in_parts.ids == tuple(range(11))
     assert (alone.ids, alone.round.replicates) == ((11,), 1)
     assert run.states[EARLY].tree.stragglers == {0: (11,)}
-    assert {frozenset(range(0, 12, 2)), frozenset(range(1, 11, 2))} == {c - {11} for c in clusters_of(run.states[-1])}
+    assert {frozenset(range(0, 12, 2)), frozenset(range(1, 11, 2))} == {
+        c - {11} for c in clusters_of(run.states[-1])
+    }
     assert run.states[-1].tree.stragglers == {}
 
 
 def test_clients_of_one_example_each_are_left_together(caplog):
     clients, params = replicating(federation_of([0, 1, 0], [1, 1, 1]), linear())
     run = play(ReplicatedCFL(check_every=3), clients, params, CHECKS[0], spec=SPEC)
-    assert told(run, "postponed") == [(number, {"clients": 0, "needed": 2}) for number in (3, CHECKS[0])]
+    assert told(run, "postponed") == [
+        (number, {"clients": 0, "needed": 2}) for number in (3, CHECKS[0])
+    ]
     assert len(run.states[-1].tree.nodes) == 1
-    assert "rcfl cannot part the data of these clients: fewer than two have two training examples" in caplog.text
+    assert (
+        "rcfl cannot part the data of these clients: fewer than two have two training examples"
+        in caplog.text
+    )
 
 
 def test_with_too_few_answers_nothing_is_decided():
     clients = groups((1, TWO), silent=tuple(range(15)))
     run = played(clients, CHECKS[0])
-    assert told(run, "postponed") == [(number, {"clients": 1, "needed": 2}) for number in (EARLY, CHECKS[0])]
+    assert told(run, "postponed") == [
+        (number, {"clients": 1, "needed": 2}) for number in (EARLY, CHECKS[0])
+    ]
     algorithm, state = ReplicatedCFL(check_every=3), run.states[CHECKS[0] - 1]
     clients.silent = tuple(range(10))
     _, log = algorithm.step(state, range(16), clients, Round(CHECKS[0], SPEC, min_clients=8))
@@ -351,7 +412,9 @@ def test_with_too_few_answers_nothing_is_decided():
 @pytest.mark.parametrize("silent", [(0, 1, 2, 3), (2, 3)])
 def test_who_could_not_go_apart_after_the_first_rounds_does_at_the_next_check(silent):
     by_round = {1: (0, 0, 1, 1)}
-    clients = Groups(dict.fromkeys(range(4), [0.0] * 40), dict.fromkeys(range(4), 90), groups=by_round)
+    clients = Groups(
+        dict.fromkeys(range(4), [0.0] * 40), dict.fromkeys(range(4), 90), groups=by_round
+    )
     algorithm = ReplicatedCFL(check_every=3)
     state = played(clients, EARLY - 1).states[-1]
     clients.silent = silent
@@ -369,8 +432,12 @@ def test_renaming_clients_changes_nothing_but_names():
     trees = []
     for each in (federation, renamed(federation, new_ids)):
         clients, params = replicating(each, linear(), "stacked")
-        trees.append(play(ReplicatedCFL(check_every=3), clients, params, EARLY + 1, spec=SPEC).states[-1])
-    assert clusters_of(trees[1]) == {frozenset(new_ids[i] for i in cluster) for cluster in clusters_of(trees[0])}
+        trees.append(
+            play(ReplicatedCFL(check_every=3), clients, params, EARLY + 1, spec=SPEC).states[-1]
+        )
+    assert clusters_of(trees[1]) == {
+        frozenset(new_ids[i] for i in cluster) for cluster in clusters_of(trees[0])
+    }
     assert len(clusters_of(trees[0])) == 2
 
 
@@ -381,7 +448,9 @@ def test_a_check_less_than_every_round_is_an_error():
 
 @pytest.mark.parametrize("level", [0.0, 1.0, -0.1])
 def test_a_level_out_of_range_is_an_error(level):
-    with pytest.raises(ConfigError, match=rf"algorithm.level should be greater than 0 and less than 1, got {level}"):
+    with pytest.raises(
+        ConfigError, match=rf"algorithm.level should be greater than 0 and less than 1, got {level}"
+    ):
         ReplicatedCFL(level=level)
 
 
@@ -392,7 +461,10 @@ def test_halves_are_trained_on_as_clients_with_that_data_would():
         asked = replace(this_round, part=(half, 2))
         clients, params = simulated(federation, linear())
         mine = clients.train([0, 1, 2], params[None], [0, 0, 0], asked)
-        kept = [replace(c, train=c.train[asked.examples(len(c.train), c.key)]) for c in federation.clients]
+        kept = [
+            replace(c, train=c.train[asked.examples(len(c.train), c.key)])
+            for c in federation.clients
+        ]
         there, _ = simulated(replace(federation, clients=tuple(kept)), linear())
         expected = there.train([0, 1, 2], params[None], [0, 0, 0], this_round)
         assert torch.equal(mine.required_deltas, expected.required_deltas)
@@ -419,7 +491,9 @@ def test_copies_of_an_example_are_in_one_part_but_at_its_ends():
     alone = [each.examples(count, 7) for each in parts]
     assert len(set(copies[alone[0]].tolist()) & set(copies[alone[1]].tolist())) > 10
     for all_differ in (np.arange(count), np.arange(count) % 2):  # or are of few kinds
-        assert [each.examples(count, 7, all_differ).tolist() for each in parts] == [each.tolist() for each in alone]
+        assert [each.examples(count, 7, all_differ).tolist() for each in parts] == [
+            each.tolist() for each in alone
+        ]
 
 
 def test_clients_that_hold_copies_of_their_examples_are_not_parted_for_that():
@@ -428,7 +502,9 @@ def test_clients_that_hold_copies_of_their_examples_are_not_parted_for_that():
     for seed in (0, 3, 6):
         federation = federation_of([0] * 8, [80] * 8, seed=seed)
         copied = [replace(client, train=np.tile(client.train, 4)) for client in federation.clients]
-        clients, params = replicating(replace(federation, clients=tuple(copied)), linear(), "stacked")
+        clients, params = replicating(
+            replace(federation, clients=tuple(copied)), linear(), "stacked"
+        )
         run = play(ReplicatedCFL(), clients, params, EARLY, spec=spec)
         assert clusters_of(run.states[-1]) == {frozenset(range(8))}
 

@@ -19,10 +19,17 @@ def federation(seed: int, noise: float = 1.0) -> Updates:
     size = 1 / torch.arange(1, dim + 1).float()
     turned = torch.linalg.qr(torch.randn(dim, dim, generator=draw))[0]
     means = torch.eye(dim)[torch.tensor(TRUTH)] * dim**0.5
-    halves = noise * torch.randn(len(TRUTH), 2, dim, generator=draw) * (size / size.norm() * dim**0.5) @ turned
+    halves = (
+        noise
+        * torch.randn(len(TRUTH), 2, dim, generator=draw)
+        * (size / size.norm() * dim**0.5)
+        @ turned
+    )
     n, ones = len(TRUTH), torch.ones(len(TRUTH))
     parts = means[:, None] + halves
-    return Updates(ids=tuple(range(n)), sizes=ones, losses=ones, norms=ones, n_parameters=dim, parts=parts)
+    return Updates(
+        ids=tuple(range(n)), sizes=ones, losses=ones, norms=ones, n_parameters=dim, parts=parts
+    )
 
 
 def found(updates: Updates, now: np.ndarray, seed: int) -> np.ndarray:
@@ -36,7 +43,9 @@ def test_right_clusters_are_parted_further_by_chance_alone_seldom():
         updates = federation(seed)
         assert updates.parts is not None
         alone = find_clusters(Replicates(*updates.parts.unbind(1)))
-        by_gain += alone.labels.max() > 2 and alone.gain > compute_gain(alone.similarity, TRUTH, alone.noise, alone.own)
+        by_gain += alone.labels.max() > 2 and alone.gain > compute_gain(
+            alone.similarity, TRUTH, alone.noise, alone.own
+        )
         by_check += found(updates, TRUTH, seed).max() > 2
     assert by_gain >= FEDERATIONS // 8  # there is something to withstand
     assert by_check <= FEDERATIONS // 8

@@ -47,18 +47,24 @@ class Cornered(ScriptedClients):
             made.append((self.corner(client) - models[row]) / 2 + noise + self.shared * own)
         parts = torch.stack(made)
         losses = torch.zeros(len(ids))
-        updates = Updates.received(ids, [9] * len(ids), parts.mean(1), 12, losses, this_round.number)
+        updates = Updates.received(
+            ids, [9] * len(ids), parts.mean(1), 12, losses, this_round.number
+        )
         return updates if this_round.replicates == 1 else replace(updates, parts=parts)
 
     def evaluate(self, ids, models, assignment, split):
         pairs = [(c, row) for c, row in zip(ids, assignment, strict=True) if c not in self.silent]
-        losses = torch.tensor([float((self.corner(c) - models[row]).norm()) for c, row in pairs], dtype=torch.float64)
+        losses = torch.tensor(
+            [float((self.corner(c) - models[row]).norm()) for c, row in pairs], dtype=torch.float64
+        )
         answered = tuple(client for client, _ in pairs)
         return Evaluation(answered, -losses[:, None], losses, torch.full((len(losses),), 9))
 
 
 def cornered(count: int = COUNT, **options) -> Cornered:
-    return Cornered({client: [0.0] * 12 for client in range(count)}, dict.fromkeys(range(count), 60), **options)
+    return Cornered(
+        {client: [0.0] * 12 for client in range(count)}, dict.fromkeys(range(count), 60), **options
+    )
 
 
 def played(clients, rounds, fraction=0.1, **options):
@@ -87,7 +93,9 @@ def test_tested_are_a_sample_of_those_that_never_trained():
     run = played(cornered(groups=1), 3, fraction=0.3, sample=20)
     trained = set[int]()
     for number in (1, 2, 3):
-        in_parts = [call for call in run.clients.asked("train", number) if call.round.replicates > 1]
+        in_parts = [
+            call for call in run.clients.asked("train", number) if call.round.replicates > 1
+        ]
         (tested,) = (set(call.ids) for call in in_parts)
         assert len(tested) == 20
         assert not tested & trained
@@ -108,11 +116,15 @@ def test_the_tests_of_a_cluster_have_all_of_the_level_and_no_more(parent):
 
 
 def test_clusters_of_no_use_to_new_clients_become_one_again():
-    clients = cornered(groups=2, shared=1.5)  # every client differs, so that tests find more than two clusters
+    clients = cornered(
+        groups=2, shared=1.5
+    )  # every client differs, so that tests find more than two clusters
     run = played(clients, 5, fraction=0.3, sample=40)
     first = [event for event in run.logs[0].events if event.kind == "split"]
     assert len(first[0].clusters) > 2
-    members = sorted((leaf.members for leaf in run.states[-1].tree.leaves if leaf.members), key=len, reverse=True)
+    members = sorted(
+        (leaf.members for leaf in run.states[-1].tree.leaves if leaf.members), key=len, reverse=True
+    )
     assert len(members) < len(first[0].clusters)
     assert sum(map(len, members[:2])) > 0.95 * sum(map(len, members))
     for large in members[:2]:  # but for some of those that were assigned by the first updates
@@ -133,7 +145,9 @@ def test_the_root_serves_the_mean_of_the_clusters_by_members():
     tree = played(cornered(), 3).states[-1].tree
     leaves = [leaf for leaf in tree.leaves if leaf.members]
     weights = torch.tensor([float(len(leaf.members)) for leaf in leaves])
-    expected = (weights[:, None] * torch.stack([leaf.params for leaf in leaves])).sum(0) / weights.sum()
+    expected = (weights[:, None] * torch.stack([leaf.params for leaf in leaves])).sum(
+        0
+    ) / weights.sum()
     torch.testing.assert_close(tree.nodes[0].model, expected)
 
 
@@ -146,7 +160,11 @@ def test_the_state_survives_a_checkpoint():
     state = played(cornered(groups=1), 2).states[-1]
     again = ReplicatedState.from_tensors(state.tree, state.tensors())
     assert again.on_cohorts
-    assert (again.early, again.parts, again.part_size) == (state.early, state.parts, state.part_size)
+    assert (again.early, again.parts, again.part_size) == (
+        state.early,
+        state.parts,
+        state.part_size,
+    )
 
 
 def test_an_interrupted_run_ends_as_if_it_had_not_been(tmp_path):
@@ -154,9 +172,20 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(tmp_path):
 
     def run(folder, stop_after=0):
         rounds = iter(range(1, 100))
-        options = {"rounds": 5, "client_fraction": 0.2, "evaluate_every": 5, "local": SPEC, "engine": "stacked"}
+        options = {
+            "rounds": 5,
+            "client_fraction": 0.2,
+            "evaluate_every": 5,
+            "local": SPEC,
+            "engine": "stacked",
+        }
         return simulate(
-            ReplicatedCFL(), linear(), federation, folder=folder, stop=lambda: next(rounds) == stop_after, **options
+            ReplicatedCFL(),
+            linear(),
+            federation,
+            folder=folder,
+            stop=lambda: next(rounds) == stop_after,
+            **options,
         )
 
     whole = run(tmp_path / "whole")

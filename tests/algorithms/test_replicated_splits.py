@@ -23,7 +23,12 @@ def played(truth, rounds, *, algorithm=TESTED, size=90, **options):
 
 
 def told(run, *kinds):
-    return [(n, event) for n, log in enumerate(run.logs, start=1) for event in log.events if event.kind in kinds]
+    return [
+        (n, event)
+        for n, log in enumerate(run.logs, start=1)
+        for event in log.events
+        if event.kind in kinds
+    ]
 
 
 def test_four_clusters_are_parted_two_by_two():
@@ -38,30 +43,43 @@ def test_four_clusters_are_parted_two_by_two():
         assert split.p_value <= 0.005
         assert split.gain > 0
         assert node.criteria == {"p_value": split.p_value, "gain": split.gain}
-        assert torch.equal(node.params, before.params), "that at which the updates were made (eq. 47)"
+        assert torch.equal(node.params, before.params), (
+            "that at which the updates were made (eq. 47)"
+        )
         first, second = tree.children(node.id)
         moved = run.states[number].tree.nodes[first.id].params
         assert torch.equal(moved, run.states[number].tree.nodes[second.id].params)
         assert not torch.equal(moved, node.params), "they go on from θ + Δθ"
-        assert [len(child.cached) for child in (first, second)] == [len(first.members), len(second.members)]
+        assert [len(child.cached) for child in (first, second)] == [
+            len(first.members),
+            len(second.members),
+        ]
 
 
 def test_every_cluster_trains_in_parts_at_first_and_is_asked_for_halves_every_seventh_round():
     run = played([0] * 4 + [1] * 4, 17)
     asked = {
-        number: {(call.round.part_size > 0, call.round.replicates > 1) for call in run.clients.asked("train", number)}
+        number: {
+            (call.round.part_size > 0, call.round.replicates > 1)
+            for call in run.clients.asked("train", number)
+        }
         for number in range(1, 18)
     }
     in_parts, whole, halves = (True, True), (False, False), (False, True)
     expected = {number: {in_parts} if number < 7 else {whole} for number in range(1, 18)}
     assert asked == {**expected, 10: {whole, halves}, 17: {whole, halves}}
     compared = {
-        number for number in range(1, 7) for call in run.clients.asked("train", number) if call.round.compares_parts
+        number
+        for number in range(1, 7)
+        for call in run.clients.asked("train", number)
+        if call.round.compares_parts
     }
     assert compared == {3, 6}
     tests = [(number, event.node, event.level) for number, event in told(run, "tested")]
     by_node = [
-        (number, node, share) for number, share in ((6, 0.005), (10, 0.0025), (17, 0.005 / 6)) for node in (1, 2)
+        (number, node, share)
+        for number, share in ((6, 0.005), (10, 0.0025), (17, 0.005 / 6))
+        for node in (1, 2)
     ]
     expected = [(3, 0, 0.005), *by_node]
     assert [test[:2] for test in tests] == [each[:2] for each in expected]
@@ -86,7 +104,9 @@ def test_with_some_of_the_clients_all_members_are_asked_once_and_halves_as_much_
     assert [(number, event.node) for number, event in told(run, "split")] == [(1, 0)]
     assert {leaf.members for leaf in run.states[1].tree.leaves} == {(0, 1, 2, 3), (4, 5, 6, 7)}
     tested = sorted({number for number, event in told(run, "tested") if event.node})
-    assert tested == [2, 15, 29], "in parts at age 1, then at ages 14 and 28, as half of the members train in a round"
+    assert tested == [2, 15, 29], (
+        "in parts at age 1, then at ages 14 and 28, as half of the members train in a round"
+    )
 
 
 def test_a_split_by_halves_leaves_its_children_to_halves():
@@ -130,7 +150,9 @@ def test_who_cannot_be_tested_stays(caplog):
 
 def test_a_cluster_of_clients_too_small_for_parts_trains_on_all_they_have():
     """Parts are as large as nearly all clients can make them; client 19 has fewer, and a cluster of its own."""
-    clients, params = replicating(federation_of([0] * 19 + [1], [60] * 19 + [9]), linear(), "stacked")
+    clients, params = replicating(
+        federation_of([0] * 19 + [1], [60] * 19 + [9]), linear(), "stacked"
+    )
     criterion = ReplicateTest(level=0.01)
     tree = ParameterTree.star([range(19), (19,)], params)
     state = criterion.init(CFLState(tree, torch.zeros(len(tree.nodes))), clients)
@@ -145,7 +167,9 @@ def test_a_cluster_of_clients_too_small_for_parts_trains_on_all_they_have():
 
 def test_few_clients_that_claim_few_examples_do_not_make_the_parts_small():
     honest = dict.fromkeys(range(10), 100)
-    assert DataSplits.choose(honest | {0: 2, 1: 2}, 0.01) == DataSplits.choose(dict.fromkeys(range(8), 100), 0.01)
+    assert DataSplits.choose(honest | {0: 2, 1: 2}, 0.01) == DataSplits.choose(
+        dict.fromkeys(range(8), 100), 0.01
+    )
     assert DataSplits.choose(honest | dict.fromkeys(range(4), 2), 0.01) == DataSplits.choose(
         dict.fromkeys(range(6), 100), 0.01
     )
@@ -153,18 +177,27 @@ def test_few_clients_that_claim_few_examples_do_not_make_the_parts_small():
 
 @pytest.mark.parametrize(
     "setting",
-    [{"eps1": 0.1}, {"eps2": 2.0}, {"gamma_max": 0.1}, {"split_rounds": (3,)}, {"similarity": "gradients"}],
+    [
+        {"eps1": 0.1},
+        {"eps2": 2.0},
+        {"gamma_max": 0.1},
+        {"split_rounds": (3,)},
+        {"similarity": "gradients"},
+    ],
     ids=str,
 )
 def test_thresholds_of_the_other_criterion_are_refused(setting):
     (name,) = setting
-    with pytest.raises(ConfigError, match=rf"algorithm\.{name} .*left out: criterion = 'replicated'"):
+    with pytest.raises(
+        ConfigError, match=rf"algorithm\.{name} .*left out: criterion = 'replicated'"
+    ):
         CFL(criterion="replicated", **setting)
 
 
 def test_another_criterion_is_refused():
     with pytest.raises(
-        ConfigError, match=r"algorithm\.criterion should be 'thresholds' or 'replicated', or .*, got 'norms'"
+        ConfigError,
+        match=r"algorithm\.criterion should be 'thresholds' or 'replicated', or .*, got 'norms'",
     ):
         CFL(criterion="norms")
 
@@ -172,7 +205,12 @@ def test_another_criterion_is_refused():
 def test_a_run_of_it_falls_back_and_tells_what_it_found():
     federation = federation_of([0, 0, 0, 1, 1, 1], [90] * 6)
     run = simulate(
-        CFL(criterion="replicated", fallback=True), linear(), federation, local=SPEC, rounds=4, engine="loop"
+        CFL(criterion="replicated", fallback=True),
+        linear(),
+        federation,
+        local=SPEC,
+        rounds=4,
+        engine="loop",
     )
     assert run.tree.nodes[0].continued is not None
     assert [event["kind"] for event in run.events] == ["tested", "split"]

@@ -31,7 +31,9 @@ def test_equals_algorithm_1_round_by_round(fraction, engine):
     clients, params = simulated(federation, perceptron(), engine)
     played = play(Scaffold(server_lr=0.8), clients, params, 4, spec=SPEC, seed=3, fraction=fraction)
     cohorts = [sorted(log.losses) for log in played.logs]
-    expected = scaffold(params, federation, perceptron(), SPEC, server_lr=0.8, seed=3, cohorts=cohorts)
+    expected = scaffold(
+        params, federation, perceptron(), SPEC, server_lr=0.8, seed=3, cohorts=cohorts
+    )
     assert played.states[1:]
     for state, (x, c, _) in zip(played.states[1:], expected, strict=True):
         np.testing.assert_allclose(state.tree.nodes[0].params.numpy(), x, atol=1e-5)
@@ -46,7 +48,15 @@ def test_equals_algorithm_1_round_by_round(fraction, engine):
 def test_plain_means_are_those_of_algorithm_1(fraction):
     federation = world()
     clients, params = simulated(federation, perceptron())
-    played = play(Scaffold(server_lr=0.8, weighted=False), clients, params, 4, spec=SPEC, seed=3, fraction=fraction)
+    played = play(
+        Scaffold(server_lr=0.8, weighted=False),
+        clients,
+        params,
+        4,
+        spec=SPEC,
+        seed=3,
+        fraction=fraction,
+    )
     cohorts = [sorted(log.losses) for log in played.logs]
     arguments = {"server_lr": 0.8, "seed": 3, "cohorts": cohorts}
     expected = scaffold(params, federation, perceptron(), SPEC, plain=True, **arguments)
@@ -71,14 +81,20 @@ def test_c_of_plain_means_is_the_mean_over_all_clients_newcomers_included():
 
 def test_the_first_round_is_fedavgs():
     clients, params = simulated(world(), perceptron())
-    ours, fedavg = (play(each, clients, params, 2, spec=SPEC).states for each in (Scaffold(), FedAvg()))
+    ours, fedavg = (
+        play(each, clients, params, 2, spec=SPEC).states for each in (Scaffold(), FedAvg())
+    )
     torch.testing.assert_close(ours[1].tree.nodes[0].params, fedavg[1].tree.nodes[0].params)
-    assert not torch.allclose(ours[2].tree.nodes[0].params, fedavg[2].tree.nodes[0].params, atol=1e-4)
+    assert not torch.allclose(
+        ours[2].tree.nodes[0].params, fedavg[2].tree.nodes[0].params, atol=1e-4
+    )
 
 
 def test_with_one_client_the_corrections_cancel():
     clients, params = simulated(federation_of([0]), perceptron())
-    ours, fedavg = (play(each, clients, params, 3, spec=SPEC).states[-1].tree for each in (Scaffold(), FedAvg()))
+    ours, fedavg = (
+        play(each, clients, params, 3, spec=SPEC).states[-1].tree for each in (Scaffold(), FedAvg())
+    )
     torch.testing.assert_close(ours.nodes[0].params, fedavg.nodes[0].params, rtol=0, atol=1e-5)
 
 
@@ -86,11 +102,16 @@ def test_c_is_the_mean_of_the_clients_own():
     clients, params = simulated(world(), perceptron())
     state = play(Scaffold(), clients, params, 4, spec=SPEC, fraction=0.5).states[-1]
     zeros = torch.zeros_like(params)
-    mean = sum(size / sum(SIZES) * clients.store.latest(k).get("rule/c", zeros) for k, size in enumerate(SIZES))
+    mean = sum(
+        size / sum(SIZES) * clients.store.latest(k).get("rule/c", zeros)
+        for k, size in enumerate(SIZES)
+    )
     torch.testing.assert_close(state.control, mean, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("limits", [Limits(largest_weight=2), Limits(clip_above=1.1)], ids=["weight", "length"])
+@pytest.mark.parametrize(
+    "limits", [Limits(largest_weight=2), Limits(clip_above=1.1)], ids=["weight", "length"]
+)
 def test_where_the_server_limits_what_clients_do_it_still_follows_what_they_did(limits: Limits):
     sizes = [10, 20, 20, 90]
     inner, params = simulated(federation_of([0, 1, 0, 1], sizes, seed=2), perceptron())
@@ -102,9 +123,15 @@ def test_where_the_server_limits_what_clients_do_it_still_follows_what_they_did(
     mean = sum(weight / sum(weights) * c_i for weight, c_i in zip(weights, each, strict=True))
     torch.testing.assert_close(played.states[-1].control, mean, rtol=0, atol=1e-5)
     plain = play(
-        Scaffold(), simulated(federation_of([0, 1, 0, 1], sizes, seed=2), perceptron())[0], params, 4, spec=SPEC
+        Scaffold(),
+        simulated(federation_of([0, 1, 0, 1], sizes, seed=2), perceptron())[0],
+        params,
+        4,
+        spec=SPEC,
     )
-    assert not torch.allclose(played.states[-1].tree.nodes[0].params, plain.states[-1].tree.nodes[0].params, atol=1e-3)
+    assert not torch.allclose(
+        played.states[-1].tree.nodes[0].params, plain.states[-1].tree.nodes[0].params, atol=1e-3
+    )
 
 
 def test_c_is_the_mean_over_newcomers_too():
@@ -115,7 +142,10 @@ def test_c_is_the_mean_over_newcomers_too():
         state, _ = coming.begin(method, state, Round(number, SPEC))
         state, _ = method.step(state, cohort, coming, Round(number, SPEC))
     zeros = torch.zeros_like(params)
-    mean = sum(size / sum(SIZES) * clients.store.latest(k).get("rule/c", zeros) for k, size in enumerate(SIZES))
+    mean = sum(
+        size / sum(SIZES) * clients.store.latest(k).get("rule/c", zeros)
+        for k, size in enumerate(SIZES)
+    )
     torch.testing.assert_close(state.control, mean, rtol=0, atol=1e-5)
 
 
@@ -123,7 +153,9 @@ def test_personal_parameters_have_no_control_variate():
     """A personal head is trained as in FedAvg with one, as long as the shared part is not corrected either."""
     kept = []
     for method in (Scaffold(), FedAvg()):
-        clients = SimulatedClients(federation_of([0]), module := perceptron(), engine="loop", personal=["3.*"])
+        clients = SimulatedClients(
+            federation_of([0]), module := perceptron(), engine="loop", personal=["3.*"]
+        )
         play(method, clients, clients.layout.flatten(module), 3, spec=SPEC)
         kept.append(clients.store.latest(0)[PERSONAL])
     torch.testing.assert_close(*kept, rtol=0, atol=1e-5)
@@ -139,10 +171,13 @@ def test_two_vectors_go_down_and_one_comes_up():
 
 def test_momentum_is_refused_and_what_is_out_of_range():
     with pytest.raises(
-        ConfigError, match=re.escape("local.momentum should be 0 with the local rule 'control_variates'")
+        ConfigError,
+        match=re.escape("local.momentum should be 0 with the local rule 'control_variates'"),
     ):
         Scaffold().check_training(LocalTraining(momentum=0.9))
-    with pytest.raises(ConfigError, match=re.escape("algorithm.server_lr should be greater than 0")):
+    with pytest.raises(
+        ConfigError, match=re.escape("algorithm.server_lr should be greater than 0")
+    ):
         Scaffold(server_lr=0.0)
 
 

@@ -12,7 +12,13 @@ import torch
 
 import fedclade
 from fedclade import CFL, ConfigError, LocalTraining, RunError, simulate
-from fedclade.algorithms import ExaminedCluster, ProposedSplit, SplitCriterion, build_algorithm, describe
+from fedclade.algorithms import (
+    ExaminedCluster,
+    ProposedSplit,
+    SplitCriterion,
+    build_algorithm,
+    describe,
+)
 from fedclade.algorithms.cfl import Thresholds
 from fedclade.report import queries
 from fedclade.report.page import write_report
@@ -35,11 +41,19 @@ class InRound(SplitCriterion):
         if this_round.number != self.number or len(ids) < 2:
             return ExaminedCluster(cluster, is_done=self.is_done)
         node = state.tree.nodes[cluster.node]
-        return ExaminedCluster(cluster, ProposedSplit(node, cluster.updates, groups, {"own_number": 3.0}))
+        return ExaminedCluster(
+            cluster, ProposedSplit(node, cluster.updates, groups, {"own_number": 3.0})
+        )
 
 
 def played(algorithm, rounds=4, clients=None, **options):
-    return play(algorithm, clients or InClosedForm(clients_of(0)), torch.from_numpy(START), rounds, **options)
+    return play(
+        algorithm,
+        clients or InClosedForm(clients_of(0)),
+        torch.from_numpy(START),
+        rounds,
+        **options,
+    )
 
 
 def test_the_papers_thresholds_as_an_object_give_the_same_run():
@@ -47,7 +61,9 @@ def test_the_papers_thresholds_as_an_object_give_the_same_run():
     by_object = played(CFL(criterion=Thresholds(**EPS, compared_at="stationary")), 40)
     assert len(by_options.splits()) >= 3
     assert by_object.splits() == by_options.splits()
-    for ours, theirs in zip(by_object.states[-1].tree.nodes, by_options.states[-1].tree.nodes, strict=True):
+    for ours, theirs in zip(
+        by_object.states[-1].tree.nodes, by_options.states[-1].tree.nodes, strict=True
+    ):
         assert torch.equal(ours.params, theirs.params)
         assert ours.criteria == theirs.criteria
 
@@ -60,7 +76,9 @@ def test_a_criterion_of_ones_own_splits_clusters():
     assert run.logs[1].phase == "split"
     for child in tree.leaves:
         made = run.clients.asked("train", 2)[0].answer.signatures_of(child.members)
-        assert torch.equal(child.cached, made), "in the order of the members, whatever that of the group is"
+        assert torch.equal(child.cached, made), (
+            "in the order of the members, whatever that of the group is"
+        )
 
 
 def test_stragglers_of_a_split_are_not_examined():
@@ -97,7 +115,10 @@ def test_a_proposal_that_is_no_two_groups_is_refused(groups):
 
 
 def test_clients_that_did_not_reply_cannot_be_split():
-    with pytest.raises(ConfigError, match=re.escape("by AllMembers should be two groups of its clients that replied")):
+    with pytest.raises(
+        ConfigError,
+        match=re.escape("by AllMembers should be two groups of its clients that replied"),
+    ):
         played(CFL(criterion=AllMembers()), 1, OneReplies(clients_of(0)))
 
 
@@ -111,7 +132,8 @@ class AllMembers(InRound):
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("eps1", 0.1), ("eps2", 2.0), ("gamma_max", 0.1), ("split_rounds", (3,)), ("level", 0.5)]
+    ("option", "value"),
+    [("eps1", 0.1), ("eps2", 2.0), ("gamma_max", 0.1), ("split_rounds", (3,)), ("level", 0.5)],
 )
 def test_options_of_the_other_criteria_are_refused(option, value):
     text = f"algorithm.{option} should be left out: the criterion InRound has its own options, and decides alone, "
@@ -120,7 +142,9 @@ def test_options_of_the_other_criteria_are_refused(option, value):
 
 
 @pytest.mark.parametrize(
-    ("value", "got"), [(3, "3"), (InRound, "InRound"), ("norms", "'norms'")], ids=["number", "class", "name"]
+    ("value", "got"),
+    [(3, "3"), (InRound, "InRound"), ("norms", "'norms'")],
+    ids=["number", "class", "name"],
 )
 def test_what_is_no_criterion_is_refused(value, got):
     with pytest.raises(ConfigError, match=rf"criterion .*SplitCriterion.*got .*{got}"):
@@ -140,11 +164,15 @@ def test_the_config_of_a_run_describes_the_criterion_and_a_config_cannot_name_it
     assert config["criterion"] == described
     assert describe(CFL())["criterion"] == "thresholds"
     options = {name: value for name, value in config.items() if name != "name"}
-    with pytest.raises(ConfigError, match=re.escape(f"or in Python a SplitCriterion, got {described!r}")):
+    with pytest.raises(
+        ConfigError, match=re.escape(f"or in Python a SplitCriterion, got {described!r}")
+    ):
         build_algorithm("cfl", options)
 
 
-def test_a_run_with_a_criterion_of_ones_own_is_saved_reported_and_resumed_by_the_same_call(tmp_path: Path):
+def test_a_run_with_a_criterion_of_ones_own_is_saved_reported_and_resumed_by_the_same_call(
+    tmp_path: Path,
+):
     federation = federation_of([0, 1, 0, 1], [20] * 4)
     options = {"local": LocalTraining(epochs=1, batch_size=10, lr=0.1), "engine": "loop"}
     whole = simulate(CFL(criterion=InRound()), linear(), federation, rounds=4, **options)
@@ -160,8 +188,17 @@ def test_a_run_with_a_criterion_of_ones_own_is_saved_reported_and_resumed_by_the
             **options,
         )
     with pytest.raises(RunError, match="criterion"):
-        simulate(CFL(criterion=InRound(3)), linear(), federation, rounds=4, folder=tmp_path / "run", **options)
-    run = simulate(CFL(criterion=InRound()), linear(), federation, rounds=4, folder=tmp_path / "run", **options)
+        simulate(
+            CFL(criterion=InRound(3)),
+            linear(),
+            federation,
+            rounds=4,
+            folder=tmp_path / "run",
+            **options,
+        )
+    run = simulate(
+        CFL(criterion=InRound()), linear(), federation, rounds=4, folder=tmp_path / "run", **options
+    )
     assert run.tree.nodes[0].criteria == whole.tree.nodes[0].criteria == {"own_number": 3.0}
     for ours, theirs in zip(run.tree.leaves, whole.tree.leaves, strict=True):
         assert ours.members == theirs.members
@@ -180,7 +217,10 @@ def test_numbers_of_numpy_can_name_the_clients_of_a_split():
                 return ExaminedCluster(cluster)
             groups = (tuple(ids[:3]), tuple(ids[3:]))
             return ExaminedCluster(
-                cluster, ProposedSplit(state.tree.nodes[cluster.node], cluster.updates, groups, {"gain": 0.5})
+                cluster,
+                ProposedSplit(
+                    state.tree.nodes[cluster.node], cluster.updates, groups, {"gain": 0.5}
+                ),
             )
 
     run = played(CFL(criterion=ByNumPy()), 1)

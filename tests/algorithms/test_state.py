@@ -27,7 +27,16 @@ class Kept(State):
     "kept",
     [
         Kept(TREE),
-        Kept(TREE, torch.arange(6.0).view(2, 3), torch.zeros(1, dtype=torch.float64), 7, (3, 1), (2,), 0.1, done=True),
+        Kept(
+            TREE,
+            torch.arange(6.0).view(2, 3),
+            torch.zeros(1, dtype=torch.float64),
+            7,
+            (3, 1),
+            (2,),
+            0.1,
+            done=True,
+        ),
     ],
 )
 def test_a_state_comes_back_from_its_tensors_with_its_types(kept: Kept):

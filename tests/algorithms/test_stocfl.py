@@ -51,7 +51,10 @@ def test_equals_the_authors_steps_round_by_round(tau, fraction):
 
 def test_one_cluster_without_a_proximal_term_is_fedavg():
     clients, params = simulated(federation_of(TRUTH, SIZES), linear())
-    ours, theirs = (play(a, clients, params, 3, spec=SPEC).states[-1] for a in (StoCFL(tau=-1.0, mu=0.0), FedAvg()))
+    ours, theirs = (
+        play(a, clients, params, 3, spec=SPEC).states[-1]
+        for a in (StoCFL(tau=-1.0, mu=0.0), FedAvg())
+    )
     assert clusters(ours.tree) == {tuple(range(8))}
     for model in (ours.tree.nodes[0].model, ours.tree.nodes[1].params):
         assert torch.equal(model, theirs.tree.nodes[0].params)
@@ -78,7 +81,9 @@ def test_clusters_are_united_as_they_are_sampled_and_the_larger_goes_on():
         [("joined", 3)],
         [("joined", 1), ("empty", 3), ("joined", 4)],
     ]
-    assert third.nodes[1].params.tolist() == pytest.approx([2.0, 0.05 + 0.1])  # the means of 0 and 4, then of 0 and 1
+    assert third.nodes[1].params.tolist() == pytest.approx(
+        [2.0, 0.05 + 0.1]
+    )  # the means of 0 and 4, then of 0 and 1
     assert third.nodes[1].cached.tolist() == [PSI[0], pytest.approx(PSI[1]), pytest.approx(PSI[4])]
     assert clients.meter.readings()["bytes_up"] == (5 + 2 * 7) * 2 * 4  # Ψ once; θ and ω
 
@@ -110,5 +115,7 @@ def test_newcomers_to_a_running_run_are_observed_when_they_are_sampled():
     [("tau", 1.5, "in [-1, 1]"), ("mu", -0.1, "at least 0"), ("anchor_epochs", 0, "at least 1")],
 )
 def test_an_option_out_of_range_is_refused(option, value, rule):
-    with pytest.raises(ConfigError, match=re.escape(f"algorithm.{option} should be {rule}, got {value!r}")):
+    with pytest.raises(
+        ConfigError, match=re.escape(f"algorithm.{option} should be {rule}, got {value!r}")
+    ):
         StoCFL(**{option: value})

@@ -11,18 +11,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedclade import ConfigError
-from fedclade.channel.accounting import Ledger, Release, composed_epsilon, epsilon_of, share_at_random
+from fedclade.channel.accounting import (
+    Ledger,
+    Release,
+    composed_epsilon,
+    epsilon_of,
+    share_at_random,
+)
 
 DELTA = 1e-5
 REPLACE = dp_accounting.NeighboringRelation.REPLACE_ONE
 
 
 def accountant(*events) -> float:
-    return PLDAccountant(REPLACE).compose(dp_accounting.ComposedDpEvent(list(events))).get_epsilon(DELTA)
+    return (
+        PLDAccountant(REPLACE)
+        .compose(dp_accounting.ComposedDpEvent(list(events)))
+        .get_epsilon(DELTA)
+    )
 
 
 def response(epsilon: float, options: int):
-    return dp_accounting.RandomizedResponseDpEvent(options / (math.exp(epsilon) + options - 1), options)
+    return dp_accounting.RandomizedResponseDpEvent(
+        options / (math.exp(epsilon) + options - 1), options
+    )
 
 
 def test_nothing_released_costs_nothing_and_no_noise_has_no_bound():
@@ -38,7 +50,9 @@ def test_nothing_released_costs_nothing_and_no_noise_has_no_bound():
 @given(st.dictionaries(st.floats(2, 50), st.integers(1, 30), min_size=1, max_size=4))
 def test_sums_alone_cost_what_local_releases_of_the_same_multipliers_do(counted):
     releases = [Release(noise_multiplier=z) for z, n in counted.items() for _ in range(n)]
-    assert composed_epsilon(releases, DELTA, sampled=False) == pytest.approx(epsilon_of(counted, DELTA))
+    assert composed_epsilon(releases, DELTA, sampled=False) == pytest.approx(
+        epsilon_of(counted, DELTA)
+    )
 
 
 def test_sums_and_a_choice_agree_with_dp_accountings_composition_step_by_step():
@@ -48,7 +62,9 @@ def test_sums_and_a_choice_agree_with_dp_accountings_composition_step_by_step():
     expected = accountant(*events, response(5.5, 4))
     found = composed_epsilon([*releases, Release(epsilon=5.5, options=4)], DELTA, sampled=False)
     assert found == pytest.approx(expected, abs=2e-3)
-    assert found <= 5.5 + composed_epsilon(releases, DELTA, sampled=False) + 1e-3  # basic composition is no better
+    assert (
+        found <= 5.5 + composed_epsilon(releases, DELTA, sampled=False) + 1e-3
+    )  # basic composition is no better
 
 
 def test_several_choices_count_one_by_one():
@@ -71,7 +87,9 @@ def test_sampled_sums_agree_with_dp_accountings_poisson_sampling():
 def test_little_noise_is_rounded_up_and_not_down():
     """A coarser grid, so that it takes no longer, and never less than the exact ε."""
     exact = epsilon_of({0.5: 1}, DELTA)
-    found = composed_epsilon([Release(noise_multiplier=0.5), Release(epsilon=1e-6, options=2)], DELTA, sampled=False)
+    found = composed_epsilon(
+        [Release(noise_multiplier=0.5), Release(epsilon=1e-6, options=2)], DELTA, sampled=False
+    )
     assert exact - 1e-3 <= found <= exact + 0.05
 
 

@@ -37,16 +37,22 @@ def test_alie_and_ipm_are_the_formulas():
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize(("attack", "literal"), [(min_max, reference.min_max), (min_sum, reference.min_sum)])
+@pytest.mark.parametrize(
+    ("attack", "literal"), [(min_max, reference.min_max), (min_sum, reference.min_sum)]
+)
 def test_min_max_and_min_sum_are_what_bisection_finds(attack, literal, direction):
-    torch.testing.assert_close(attack(UPDATES, direction), literal(EACH, direction), rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(
+        attack(UPDATES, direction), literal(EACH, direction), rtol=1e-6, atol=1e-8
+    )
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_min_max_is_as_far_from_an_update_as_the_two_furthest_are(direction):
     lie = min_max(UPDATES, direction)
     furthest = max(float((one - other).norm()) for one in UPDATES for other in UPDATES)
-    assert max(float((lie - update).norm()) for update in UPDATES) == pytest.approx(furthest, rel=1e-9)
+    assert max(float((lie - update).norm()) for update in UPDATES) == pytest.approx(
+        furthest, rel=1e-9
+    )
     assert not torch.allclose(lie, UPDATES.mean(0))
 
 

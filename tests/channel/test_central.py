@@ -11,7 +11,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedclade import CFL, Adversary, Aggregation, ConfigError, FedAvg, LocalTraining, Oracle, simulate
+from fedclade import (
+    CFL,
+    Adversary,
+    Aggregation,
+    ConfigError,
+    FedAvg,
+    LocalTraining,
+    Oracle,
+    simulate,
+)
 from fedclade.algorithms import DescriptorQuery, ShiftQuery, SubspaceQuery
 from fedclade.channel import (
     Answering,
@@ -34,7 +43,9 @@ from tests.tiny import ScriptedClients, federation_of, linear
 
 N, S, R = 12, 40, 8
 ROUND = Round(3, LocalTraining(), seed=1)
-PRIVACY = CentralPrivacy(clip_norm=0.5, noise_multiplier=2.0, signature_noise=4.0, signature_epsilon=2.0)
+PRIVACY = CentralPrivacy(
+    clip_norm=0.5, noise_multiplier=2.0, signature_noise=4.0, signature_epsilon=2.0
+)
 KEYS = {client: client for client in range(N)}
 EYE = torch.eye(R, 3, dtype=torch.float64)
 
@@ -64,16 +75,22 @@ def central(privacy=PRIVACY, noise=None, sampling=1.0) -> tuple[Channel, NoisySu
         privatizing(privacy, dict.fromkeys(KEYS, 1), KEYS),
         Answering(privacy, noise or keyed_noise(KEYS)),
     )
-    return Channel(scripted(), *client_side(private, answering=answering), Streaming(), noisy_sums), noisy_sums
+    return Channel(
+        scripted(), *client_side(private, answering=answering), Streaming(), noisy_sums
+    ), noisy_sums
 
 
 def train(clients, this_round=ROUND, groups=1):
-    return clients.train(list(range(N)), torch.zeros(groups, S), [i % groups for i in range(N)], this_round)
+    return clients.train(
+        list(range(N)), torch.zeros(groups, S), [i % groups for i in range(N)], this_round
+    )
 
 
 def ask(clients, question, this_round=ROUND):
     ids = list(range(N))
-    return clients.ask(UpdateQuery(ids, "train", torch.zeros(1, S), [0] * N, this_round, question=question))
+    return clients.ask(
+        UpdateQuery(ids, "train", torch.zeros(1, S), [0] * N, this_round, question=question)
+    )
 
 
 @pytest.mark.parametrize(
@@ -93,13 +110,24 @@ def test_a_setting_out_of_range_is_named(name, value, rule):
 def test_what_a_section_says_is_one_model_of_privacy():
     assert mechanism_of({}) is None
     assert isinstance(mechanism_of({"clip_norm": 1.0}), DifferentialPrivacy)
-    made = mechanism_of({"model": "central", "clip_norm": 1.0, "signature_epsilon": 3.0, "signature_noise": None})
+    made = mechanism_of(
+        {"model": "central", "clip_norm": 1.0, "signature_epsilon": 3.0, "signature_noise": None}
+    )
     assert made == CentralPrivacy(clip_norm=1.0, signature_epsilon=3.0)
     for section, message in [
         ({"model": "both"}, "privacy.model should be 'local' or 'central', got 'both'"),
-        ({"signature_noise": 1.0}, 'privacy.signature_noise should be left out without model = "central", got 1.0'),
-        ({"signature_epsilon": 1.0}, 'privacy.signature_epsilon should be left out without model = "central", got 1.0'),
-        ({"model": "central"}, 'privacy.clip_norm should be set where privacy.model = "central", got None'),
+        (
+            {"signature_noise": 1.0},
+            'privacy.signature_noise should be left out without model = "central", got 1.0',
+        ),
+        (
+            {"signature_epsilon": 1.0},
+            'privacy.signature_epsilon should be left out without model = "central", got 1.0',
+        ),
+        (
+            {"model": "central"},
+            'privacy.clip_norm should be set where privacy.model = "central", got None',
+        ),
         (
             {"model": "central", "clip_norm": 1.0, "level": "example"},
             "privacy.level should be client where privacy.model = \"central\", got 'example'",
@@ -115,7 +143,9 @@ def test_what_a_section_says_is_one_model_of_privacy():
 
 def test_a_network_refuses_central_privacy():
     assert check_local(None) is None
-    with pytest.raises(ConfigError, match=r'privacy\.model = "central" runs in a simulation alone.*"local"'):
+    with pytest.raises(
+        ConfigError, match=r'privacy\.model = "central" runs in a simulation alone.*"local"'
+    ):
         check_local(PRIVACY)
 
 
@@ -124,7 +154,9 @@ def test_the_server_gets_the_sum_of_clipped_updates_and_nothing_of_single_ones()
     clients, _ = central(exact)
     updates, raw = train(clients), updates_of(scripted()).double()
     clipped = raw * (0.5 / raw.norm(dim=1, keepdim=True)).clamp(max=1)
-    torch.testing.assert_close(updates.sums.groups[0].double(), clipped.sum(0), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        updates.sums.groups[0].double(), clipped.sum(0), rtol=1e-5, atol=1e-6
+    )
     assert updates.deltas is None
     assert updates.norms.isnan().all()
     assert updates.losses.isnan().all()
@@ -135,7 +167,10 @@ def test_the_noise_on_a_sum_has_standard_deviation_z_times_c_and_repeats():
     clients, noisy_sums = central()
     quiet, _ = central(CentralPrivacy(clip_norm=0.5))
     noise = torch.cat(
-        [train(clients, replace(ROUND, number=n)).sums.groups - train(quiet).sums.groups for n in range(1, 101)]
+        [
+            train(clients, replace(ROUND, number=n)).sums.groups - train(quiet).sums.groups
+            for n in range(1, 101)
+        ]
     )
     assert float(noise.std()) == pytest.approx(2.0 * 0.5, rel=0.05)
     assert abs(float(noise.mean())) < 0.06
@@ -176,8 +211,12 @@ def test_what_is_not_covered_is_refused():
 @given(st.integers(0, 10_000), st.integers(0, 10_000))
 def test_replies_to_a_question_lie_at_most_the_square_root_of_two_apart(one, other):
     """The sensitivity that the noise is measured by; and none is longer than 1."""
-    u = torch.stack([torch.randn(S, generator=torch.Generator().manual_seed(seed)) for seed in (one, other)])
-    points = torch.nn.functional.normalize(torch.randn(5, 3, generator=torch.Generator().manual_seed(1)), dim=1)
+    u = torch.stack(
+        [torch.randn(S, generator=torch.Generator().manual_seed(seed)) for seed in (one, other)]
+    )
+    points = torch.nn.functional.normalize(
+        torch.randn(5, 3, generator=torch.Generator().manual_seed(1)), dim=1
+    )
     for question in (Moments(0, R), Cells(0, R, EYE, points)):
         a, b = question.answered(question.signatures(u))
         assert float(a.norm()) <= 1 + 1e-9
@@ -195,7 +234,9 @@ def test_moments_are_the_outer_product():
     u = question.signatures(updates_of(scripted()))
     rows, columns = torch.triu_indices(R, R)
     matrix = torch.zeros(R, R, dtype=torch.float64)
-    matrix[rows, columns] = question.answered(u).sum(0) / torch.where(rows == columns, 1.0, SENSITIVITY)
+    matrix[rows, columns] = question.answered(u).sum(0) / torch.where(
+        rows == columns, 1.0, SENSITIVITY
+    )
     torch.testing.assert_close(matrix.triu(), (u.T @ u).triu())
 
 
@@ -205,7 +246,9 @@ def test_the_sketch_is_scaled_to_length_one_and_public():
     torch.testing.assert_close(u.norm(dim=1), torch.ones(N, dtype=torch.float64))
     torch.testing.assert_close(Moments(5, R).signatures(10 * updates_of(scripted())), u)
     assert not torch.equal(Moments(6, R).signatures(updates_of(scripted())), u)
-    assert torch.equal(question.signatures(torch.zeros(1, S)), torch.zeros(1, R, dtype=torch.float64))
+    assert torch.equal(
+        question.signatures(torch.zeros(1, S)), torch.zeros(1, R, dtype=torch.float64)
+    )
 
 
 def test_the_noise_on_sums_of_questions_is_measured_by_half_the_sensitivity():
@@ -213,7 +256,8 @@ def test_the_noise_on_sums_of_questions_is_measured_by_half_the_sensitivity():
     question = Moments(0, R)
     noise = torch.cat(
         [
-            ask(noisy, question, replace(ROUND, number=n)).sums.groups - ask(quiet, question).sums.groups
+            ask(noisy, question, replace(ROUND, number=n)).sums.groups
+            - ask(quiet, question).sums.groups
             for n in range(1, 101)
         ]
     )
@@ -222,7 +266,9 @@ def test_the_noise_on_sums_of_questions_is_measured_by_half_the_sensitivity():
 
 def test_clients_train_once_for_all_questions_of_a_round():
     script = Counted(scripted().deltas)
-    clients = Channel(script, Answering(PRIVACY, keyed_noise(KEYS)), Streaming(), NoisySums(PRIVACY))
+    clients = Channel(
+        script, Answering(PRIVACY, keyed_noise(KEYS)), Streaming(), NoisySums(PRIVACY)
+    )
     ask(clients, Moments(0, R))
     ask(clients, Choice(0, R, EYE, torch.eye(3, dtype=torch.float64)))
     assert script.trained == 1
@@ -269,7 +315,11 @@ def test_fedavg_with_central_privacy_moves_by_the_mean_of_clipped_updates():
     """Clients of unlike sizes count alike; the summary says ε, and towards whom."""
     federation = federation_of([0] * 6, sizes=[10, 20, 30, 10, 20, 30])
     run = simulate(
-        FedAvg(), linear(), federation, rounds=2, privacy=CentralPrivacy(clip_norm=0.1, noise_multiplier=3.0)
+        FedAvg(),
+        linear(),
+        federation,
+        rounds=2,
+        privacy=CentralPrivacy(clip_norm=0.1, noise_multiplier=3.0),
     )
     spent = run.summary["privacy"]
     assert spent["level"] == "client"
@@ -281,7 +331,9 @@ def test_fedavg_with_central_privacy_moves_by_the_mean_of_clipped_updates():
     )
     assert run.config["privacy"]["model"] == "central"
     assert all(row["max_norm"] is None for row in run.cluster_rows)
-    quiet = simulate(FedAvg(), linear(), federation, rounds=1, privacy=CentralPrivacy(clip_norm=0.1))
+    quiet = simulate(
+        FedAvg(), linear(), federation, rounds=1, privacy=CentralPrivacy(clip_norm=0.1)
+    )
     assert float((quiet.tree.nodes[0].params - simulated_start(federation)).norm()) <= 0.1 + 1e-6
     assert quiet.summary["privacy"]["epsilon"] is None
 
@@ -298,14 +350,23 @@ def test_sampling_one_by_one_hides_who_was_sampled_from_the_public_alone():
     assert spent["epsilon_public"] < spent["epsilon"]
     sampled = [event["sampling"] for event in run.events if event["kind"] == "private_release"]
     assert sampled == [0.3] * 4
-    assert len({row["clients_trained"] for row in run.metric_rows}) > 1  # Poisson: not always as many
+    assert (
+        len({row["clients_trained"] for row in run.metric_rows}) > 1
+    )  # Poisson: not always as many
 
 
 def test_a_cluster_of_which_nobody_was_drawn_moves_by_the_noise_alone():
     federation = federation_of([0, 0, 1, 1])
     privacy = CentralPrivacy(clip_norm=0.1, noise_multiplier=3.0)
-    options = {"rounds": 1, "local": LocalTraining(batch_size=10), "client_fraction": 1e-6, "evaluate_clients": 1}
-    run = simulate(Oracle(federation.true_clusters), linear(), federation, privacy=privacy, **options)
+    options = {
+        "rounds": 1,
+        "local": LocalTraining(batch_size=10),
+        "client_fraction": 1e-6,
+        "evaluate_clients": 1,
+    }
+    run = simulate(
+        Oracle(federation.true_clusters), linear(), federation, privacy=privacy, **options
+    )
     start = Backend.simulated_by(federation, linear(), FedAvg()).initial
     moves = [leaf.params - start for leaf in run.tree.leaves]
     assert not torch.equal(*moves)
@@ -316,7 +377,9 @@ def test_a_cluster_of_which_nobody_was_drawn_moves_by_the_noise_alone():
 
 def test_what_looks_at_single_updates_is_refused():
     privacy = CentralPrivacy(clip_norm=0.1)
-    with pytest.raises(ConfigError, match="CFL looks at updates of single clients, and the server has none"):
+    with pytest.raises(
+        ConfigError, match="CFL looks at updates of single clients, and the server has none"
+    ):
         simulate(CFL(), linear(), federation_of([0, 0, 1, 1]), rounds=1, privacy=privacy)
     with pytest.raises(ConfigError, match="gives the server sums alone; set stream = true"):
         simulate(FedAvg(), linear(), federation_of([0, 0]), rounds=1, privacy=privacy, stream=False)
@@ -327,10 +390,20 @@ def test_what_looks_at_single_updates_is_refused():
 
 
 def test_rules_and_limits_that_look_at_single_updates_are_refused():
-    privacy, why = CentralPrivacy(clip_norm=0.1), "rules and limits of .aggregate. look at updates of single clients"
+    privacy, why = (
+        CentralPrivacy(clip_norm=0.1),
+        "rules and limits of .aggregate. look at updates of single clients",
+    )
     for aggregation in (Aggregation(rule="median"), Aggregation(largest_norm=3.0)):
         with pytest.raises(ConfigError, match=why):
-            simulate(FedAvg(), linear(), federation_of([0, 0, 0]), rounds=1, privacy=privacy, aggregate=aggregation)
+            simulate(
+                FedAvg(),
+                linear(),
+                federation_of([0, 0, 0]),
+                rounds=1,
+                privacy=privacy,
+                aggregate=aggregation,
+            )
 
 
 def test_adversaries_that_see_single_updates_are_refused_and_lies_of_others_are_clipped():
@@ -345,19 +418,31 @@ def test_adversaries_that_see_single_updates_are_refused_and_lies_of_others_are_
     with pytest.raises(ConfigError, match=why):
         check_config({"privacy": section, "adversary": {"kind": "ipm", "share": 0.5}})
     honest, lied = (
-        simulate(FedAvg(), linear(), federation, rounds=1, privacy=privacy, adversary=adversary).tree.nodes[0].params
+        simulate(FedAvg(), linear(), federation, rounds=1, privacy=privacy, adversary=adversary)
+        .tree.nodes[0]
+        .params
         for adversary in (None, Adversary(kind="scaled", share=0.25, factor=1e6, size=10**6))
     )
-    assert torch.allclose(honest, lied, atol=1e-6)  # the lie is as long as C, and counts once, as the truth does
+    assert torch.allclose(
+        honest, lied, atol=1e-6
+    )  # the lie is as long as C, and counts once, as the truth does
     flipped = Adversary(kind="sign_flip", share=0.25)
-    other = simulate(FedAvg(), linear(), federation, rounds=1, privacy=privacy, adversary=flipped).tree.nodes[0].params
+    other = (
+        simulate(FedAvg(), linear(), federation, rounds=1, privacy=privacy, adversary=flipped)
+        .tree.nodes[0]
+        .params
+    )
     assert 0.01 < float((honest - other).norm()) <= 0.1 * 2 / 4 + 1e-6
 
 
 def test_the_oracle_trains_by_sums_of_its_clusters():
     federation = federation_of([0, 0, 0, 1, 1, 1])
     run = simulate(
-        Oracle(federation.true_clusters), linear(), federation, rounds=2, privacy=CentralPrivacy(clip_norm=1.0)
+        Oracle(federation.true_clusters),
+        linear(),
+        federation,
+        rounds=2,
+        privacy=CentralPrivacy(clip_norm=1.0),
     )
     assert run.summary["clusters"]["ari"] == 1.0
 

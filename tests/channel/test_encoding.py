@@ -18,10 +18,16 @@ from fedclade.channel.encoding import BLOCK, ENCODINGS, ErrorFeedback, decode, e
 def drawn(seed: int, size: int, magnitude: float = 1.0) -> torch.Tensor:
     """Entries of many magnitudes, as the layers of a model have them."""
     draw = torch.Generator().manual_seed(seed)
-    return magnitude * torch.randn(size, generator=draw) * 10 ** (4 * torch.rand(size, generator=draw) - 3)
+    return (
+        magnitude
+        * torch.randn(size, generator=draw)
+        * 10 ** (4 * torch.rand(size, generator=draw) - 3)
+    )
 
 
-def there_and_back(vector: torch.Tensor, encoding: str, n_parameters: int | None = None) -> torch.Tensor:
+def there_and_back(
+    vector: torch.Tensor, encoding: str, n_parameters: int | None = None
+) -> torch.Tensor:
     n_parameters = len(vector) if n_parameters is None else n_parameters
     return decode(encode(vector, encoding, n_parameters), len(vector), encoding, n_parameters)
 
@@ -45,18 +51,28 @@ def test_an_entry_is_off_by_no_more_than_stated(seed, size, magnitude):
     Float32 itself rounds thrice (scale, quotient, product), by 2^-24 of an entry each, and by 2^-150 below its range.
     """
     vector = drawn(seed, size, magnitude)
-    largest = torch.cat([block.abs().max().expand(len(block)) for block in vector.split(BLOCK)]).double()
+    largest = torch.cat(
+        [block.abs().max().expand(len(block)) for block in vector.split(BLOCK)]
+    ).double()
     exact, rounding = vector.double(), 3 * 2.0**-24 * vector.abs().double() + 2.0**-149
-    error = {encoding: (there_and_back(vector, encoding).double() - exact).abs() for encoding in ("float16", "int8")}
+    error = {
+        encoding: (there_and_back(vector, encoding).double() - exact).abs()
+        for encoding in ("float16", "int8")
+    }
     assert (error["int8"] <= largest.clamp_min(127 * 2.0**-126) / 254 + 128 * rounding).all()
-    assert (error["float16"] <= exact.abs() * 2.0**-11 + largest.clamp_min(2.0**-111) * 2.0**-40 + rounding).all()
+    assert (
+        error["float16"]
+        <= exact.abs() * 2.0**-11 + largest.clamp_min(2.0**-111) * 2.0**-40 + rounding
+    ).all()
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_zeros_and_the_largest_and_smallest_numbers_come_back(encoding):
     top, tiny = 3e38, 2.0**-149
     assert torch.equal(there_and_back(torch.zeros(300), encoding), torch.zeros(300))
-    assert there_and_back(torch.tensor([top, -top]), encoding).tolist() == pytest.approx([top, -top], rel=1e-6)
+    assert there_and_back(torch.tensor([top, -top]), encoding).tolist() == pytest.approx(
+        [top, -top], rel=1e-6
+    )
     assert torch.isfinite(there_and_back(torch.tensor([tiny, top / 2]), encoding)).all()
 
 
@@ -70,7 +86,9 @@ def test_float16_bytes_are_as_described():
     """The scale is 2^16/2^15 = 2; 70000, beyond float16's range of 65504, would be infinite by itself."""
     vector = torch.tensor([2.0**16, -3.0, 1.0])
     assert encode(vector, "float16", 3) == struct.pack("<f3e", 2.0, 2.0**15, -1.5, 0.5)
-    assert there_and_back(torch.tensor([70000.0]), "float16").item() == pytest.approx(70000, rel=1e-6)
+    assert there_and_back(torch.tensor([70000.0]), "float16").item() == pytest.approx(
+        70000, rel=1e-6
+    )
 
 
 @pytest.mark.parametrize("encoding", ["float16", "int8"])
@@ -82,11 +100,14 @@ def test_buffers_travel_as_they_are_and_spoil_no_parameter(encoding):
 
 
 @pytest.mark.parametrize(
-    ("encoding", "expected"), [("float32", 4 * 603), ("float16", 4 * 3 + 2 * 600 + 12), ("int8", 4 * 3 + 600 + 12)]
+    ("encoding", "expected"),
+    [("float32", 4 * 603), ("float16", 4 * 3 + 2 * 600 + 12), ("int8", 4 * 3 + 600 + 12)],
 )
 def test_the_length_is_known_beforehand(encoding, expected):
     """600 parameters are three blocks; 3 buffers."""
-    assert encoded_bytes(603, encoding, 600) == expected == len(encode(torch.ones(603), encoding, 600))
+    assert (
+        encoded_bytes(603, encoding, 600) == expected == len(encode(torch.ones(603), encoding, 600))
+    )
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
@@ -115,7 +136,9 @@ def test_any_bytes_of_the_right_length_decode_to_a_vector(encoding):
     assert decode(b"\xff" * size, 300, encoding, 290).shape == (300,)
 
 
-@pytest.mark.parametrize("call", [lambda e: encode(torch.ones(2), e, 2), lambda e: ErrorFeedback(e, 2, 2)])
+@pytest.mark.parametrize(
+    "call", [lambda e: encode(torch.ones(2), e, 2), lambda e: ErrorFeedback(e, 2, 2)]
+)
 def test_an_unknown_encoding_is_named(call):
     with pytest.raises(ConfigError, match="unknown encoding 'int4'; did you mean 'int8'"):
         call("int4")
@@ -132,8 +155,12 @@ def test_what_was_decoded_is_what_was_meant_but_for_one_residual(seed, encoding,
         update = drawn(seed + number, 300)
         meant += update.double()
         decoded += decode(feedback.encode(update), 300, encoding, 290).double()
-    torch.testing.assert_close(decoded + feedback.residual.double(), meant, rtol=0, atol=rounds * 1e-5)
-    assert (feedback.residual.abs() <= 60 / 254).all()  # entries are below 50, and a residual is added to them
+    torch.testing.assert_close(
+        decoded + feedback.residual.double(), meant, rtol=0, atol=rounds * 1e-5
+    )
+    assert (
+        feedback.residual.abs() <= 60 / 254
+    ).all()  # entries are below 50, and a residual is added to them
 
 
 def test_without_feedback_a_small_entry_is_lost_in_every_round_and_with_it_in_none():
@@ -189,5 +216,11 @@ def test_a_damaged_file_is_dropped_and_said_to_be(tmp_path, caplog, content):
 
 def test_one_update_that_is_not_finite_does_not_spoil_the_next():
     feedback = ErrorFeedback("int8", 3, 3)
-    assert not torch.isfinite(decode(feedback.encode(torch.tensor([1, math.nan, 1])), 3, "int8", 3)).any()
-    assert decode(feedback.encode(torch.tensor([127.0, 1, -1])), 3, "int8", 3).tolist() == [127, 1, -1]
+    assert not torch.isfinite(
+        decode(feedback.encode(torch.tensor([1, math.nan, 1])), 3, "int8", 3)
+    ).any()
+    assert decode(feedback.encode(torch.tensor([127.0, 1, -1])), 3, "int8", 3).tolist() == [
+        127,
+        1,
+        -1,
+    ]

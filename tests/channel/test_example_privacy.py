@@ -70,12 +70,20 @@ def test_a_setting_out_of_range_is_named(name, value, rule):
 
 def test_the_level_of_a_config_says_whom_noise_protects():
     section = {"clip_norm": 1.0, "noise_multiplier": 2.0, "delta": 1e-6}
-    assert mechanism_of(section) == mechanism_of({**section, "level": "client"}) == DifferentialPrivacy(**section)
+    assert (
+        mechanism_of(section)
+        == mechanism_of({**section, "level": "client"})
+        == DifferentialPrivacy(**section)
+    )
     assert mechanism_of({**section, "level": "example"}) == ExamplePrivacy(**section)
     assert mechanism_of({}) is None
-    with pytest.raises(ConfigError, match=r"privacy.clip_norm should be a number where privacy.level = 'example'"):
+    with pytest.raises(
+        ConfigError, match=r"privacy.clip_norm should be a number where privacy.level = 'example'"
+    ):
         mechanism_of({"level": "example"})
-    with pytest.raises(ConfigError, match=r"privacy.level should be client or example, got 'label'"):
+    with pytest.raises(
+        ConfigError, match=r"privacy.level should be client or example, got 'label'"
+    ):
         check_config({"privacy": {"level": "label"}})
     noted = check_config({"privacy": {**section, "level": "example"}}).as_dict()["privacy"]
     assert noted == {"permute": False, **section, "level": "example"}
@@ -98,24 +106,32 @@ def test_the_level_of_a_config_says_whom_noise_protects():
         ({"part": (1, 2)}, 10 / 47, 15),
     ],
 )
-def test_a_query_costs_the_steps_of_its_largest_part_at_the_rate_of_its_smallest(change, rate, steps):
+def test_a_query_costs_the_steps_of_its_largest_part_at_the_rate_of_its_smallest(
+    change, rate, steps
+):
     assert noisy_steps(replace(ROUND, **change), 95) == {rate: steps}
 
 
 @given(st.integers(1, 200), st.integers(1, 5), st.integers(1, 40), st.integers(1, 3))
 def test_no_part_costs_more_than_is_counted(examples, replicates, batch_size, epochs):
-    this_round = replace(ROUND, spec=LocalTraining(epochs=epochs, batch_size=batch_size), replicates=replicates)
+    this_round = replace(
+        ROUND, spec=LocalTraining(epochs=epochs, batch_size=batch_size), replicates=replicates
+    )
     ((rate, steps),) = noisy_steps(this_round, examples).items()
     assert 0 < rate <= 1
     assert steps >= 1
     for place in range(replicates if examples >= replicates else 0):
         part = this_round.of_part(place) if replicates > 1 else this_round
-        ((own, taken),) = noisy_steps(replace(part, part=None), len(part.examples(examples, 5))).items()
+        ((own, taken),) = noisy_steps(
+            replace(part, part=None), len(part.examples(examples, 5))
+        ).items()
         assert own <= rate
         assert taken <= steps
 
 
-CLIENTS = st.dictionaries(st.integers(0, 9), st.dictionaries(st.sampled_from([0.1, 0.2, 0.5]), st.integers(1, 4)))
+CLIENTS = st.dictionaries(
+    st.integers(0, 9), st.dictionaries(st.sampled_from([0.1, 0.2, 0.5]), st.integers(1, 4))
+)
 
 
 @given(CLIENTS)
@@ -149,7 +165,11 @@ def test_training_losses_are_withheld():
     ("change", "more", "told"),
     [
         ({}, {"mixture": Mixture()}, "do not tell the models of a mixture"),
-        ({}, {"data_rounds": [(1, 2), (1, 2)]}, "do not tell updates from the data of several rounds"),
+        (
+            {},
+            {"data_rounds": [(1, 2), (1, 2)]},
+            "do not tell updates from the data of several rounds",
+        ),
         (
             {"rule": MoreauEnvelope(lam=1.0, steps=2, lr=0.1)},
             {},
@@ -188,7 +208,9 @@ def test_what_has_no_noise_is_refused_and_scores_are_not():
 def test_a_real_client_books_a_query_once_whatever_parts_it_has(tmp_path):
     clients, params = simulated(federation_of([0], [40]), linear())
     ledger = StepLedger(tmp_path / "ledger.json")
-    client = Channel(clients, booked_steps(PRIVACY, ledger, "run 7", clients.sizes), Replicating(None))
+    client = Channel(
+        clients, booked_steps(PRIVACY, ledger, "run 7", clients.sizes), Replicating(None)
+    )
     client.train([0], params[None], [0], ROUND)
     client.train([0], params[None], [0], replace(ROUND, number=4, replicates=2))
     booked = [(e.run, e.round, e.noise_multiplier, e.rate, e.steps) for e in ledger.entries()]
@@ -203,7 +225,10 @@ def test_a_real_client_whose_budget_is_spent_does_not_even_train(tmp_path, monke
     client = Channel(clients, booked_steps(PRIVACY, ledger, "run", clients.sizes))
     client.train([0], params[None], [0], ROUND)
     monkeypatch.setattr(clients, "handle_updates", None)
-    with pytest.raises(PrivacyError, match=r"with this update the client would have spent ε = .* more than its budget"):
+    with pytest.raises(
+        PrivacyError,
+        match=r"with this update the client would have spent ε = .* more than its budget",
+    ):
         client.train([0], params[None], [0], ROUND)
 
 
@@ -214,7 +239,15 @@ def run_of(algorithm=None, privacy=PRIVACY, rounds=3, engine="stacked", model=No
     federation = settings.pop("federation", None) or federation_of(TRUTH, SIZES, seed=1)
     settings = {"local": SPEC, **settings}
     model = model or perceptron(1)
-    return simulate(algorithm or FedAvg(), model, federation, rounds=rounds, engine=engine, privacy=privacy, **settings)
+    return simulate(
+        algorithm or FedAvg(),
+        model,
+        federation,
+        rounds=rounds,
+        engine=engine,
+        privacy=privacy,
+        **settings,
+    )
 
 
 def test_a_run_states_what_its_clients_spent():
@@ -223,7 +256,13 @@ def test_a_run_states_what_its_clients_spent():
     each = {n: PRIVACY.epsilon({10 / n: 3 * SPEC.steps_with(n)}) for n in SIZES}
     worst = max(each, key=lambda n: each[n])
     assert run.summary["privacy"] == {
-        **{"epsilon": each[worst], "level": "example", "clip_norm": 1.0, "noise_multiplier": 2.0, "delta": 1e-5},
+        **{
+            "epsilon": each[worst],
+            "level": "example",
+            "clip_norm": 1.0,
+            "noise_multiplier": 2.0,
+            "delta": 1e-5,
+        },
         **{"steps": 3 * SPEC.steps_with(worst), "releases": 3},
     }
     assert run.config["privacy"] == {"permute": False, **PRIVACY.section}
@@ -260,8 +299,12 @@ def test_steps_are_counted_that_are_taken(monkeypatch):
 def test_engines_give_the_run_of_the_loop():
     """The models before and after a split, far from where they began and from one another."""
     algorithm = CFL(eps1=100.0, eps2=1e-4, split_rounds=(1,))
-    runs = {engine: run_of(algorithm, engine=engine, rounds=2) for engine in ("loop", "stacked", "vmap")}
-    assert {engine: run.summary["engine"] for engine, run in runs.items()} == {name: name for name in runs}
+    runs = {
+        engine: run_of(algorithm, engine=engine, rounds=2) for engine in ("loop", "stacked", "vmap")
+    }
+    assert {engine: run.summary["engine"] for engine, run in runs.items()} == {
+        name: name for name in runs
+    }
     for one, other in pairwise(runs.values()):
         assert one.tree.leaf_of == other.tree.leaf_of
         for ours, theirs in zip(one.tree.nodes, other.tree.nodes, strict=True):
@@ -275,19 +318,26 @@ def test_engines_give_the_run_of_the_loop():
 
 
 def test_without_noise_a_run_states_no_epsilon():
-    assert run_of(privacy=ExamplePrivacy(clip_norm=1.0), rounds=1).summary["privacy"]["epsilon"] is None
+    assert (
+        run_of(privacy=ExamplePrivacy(clip_norm=1.0), rounds=1).summary["privacy"]["epsilon"]
+        is None
+    )
 
 
 def test_a_large_norm_and_whole_samples_are_plain_full_batches():
     local = LocalTraining(batch_size=1000, epochs=2, lr=0.1)
     plain = run_of(privacy=None, local=local)
     private = run_of(privacy=ExamplePrivacy(clip_norm=1e9), local=local)
-    torch.testing.assert_close(private.tree.nodes[0].params, plain.tree.nodes[0].params, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        private.tree.nodes[0].params, plain.tree.nodes[0].params, rtol=1e-4, atol=1e-6
+    )
 
 
 def test_personal_parameters_are_trained_by_noisy_steps_too():
     """Shared gradients depend on them; FedRep trains both apart, and each step counts."""
-    run = run_of(FedRep(), federation=federation_of(TRUTH), local=LocalTraining(epochs=2, batch_size=12))
+    run = run_of(
+        FedRep(), federation=federation_of(TRUTH), local=LocalTraining(epochs=2, batch_size=12)
+    )
     (event,) = [event for event in run.events if event["kind"] == "stepped" and event["round"] == 1]
     assert set(event["clients"].values()) == {2 * (2 + FedRep().head_epochs)}
 
@@ -310,7 +360,9 @@ def test_newcomers_to_a_private_run_are_private():
 
 def test_blocks_of_clients_change_no_draw():
     whole, small = run_of(), run_of(memory=1)
-    torch.testing.assert_close(small.tree.nodes[0].params, whole.tree.nodes[0].params, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        small.tree.nodes[0].params, whole.tree.nodes[0].params, rtol=1e-5, atol=1e-6
+    )
     assert math.isfinite(whole.summary["privacy"]["epsilon"])
 
 
@@ -339,7 +391,10 @@ def test_inputs_that_are_scaled_by_a_clients_own_examples_are_refused():
 def test_a_vocabulary_of_the_clients_own_texts_is_refused():
     rows = ["a rather good film", "a bad film"] * 10, [0, 1] * 10
     clients = {str(k): (rows, rows) for k in range(2)}
-    with pytest.raises(ConfigError, match=r"a vocabulary of the clients' own texts .* declare a schema with the words"):
+    with pytest.raises(
+        ConfigError,
+        match=r"a vocabulary of the clients' own texts .* declare a schema with the words",
+    ):
         simulate("fedavg", "lstm", federation(clients), rounds=1, privacy=PRIVACY)
     words = DataSchema(words=("<pad>", "<unk>", "film", "bad"))
     check_inputs_apart(PRIVACY, federation(clients, schema=words))

@@ -12,7 +12,15 @@ from fedclade.channel.middleware import Channel
 from fedclade.channel.retry import CORRUPTIONS, FaultInjection, Faults, spoil
 from fedclade.core.queries import Round
 from fedclade.core.updates import DROPPED_OUT, TOO_LATE
-from tests.tiny import Attended, Metered, ScriptedClients, SpyClients, federation_of, linear, simulated
+from tests.tiny import (
+    Attended,
+    Metered,
+    ScriptedClients,
+    SpyClients,
+    federation_of,
+    linear,
+    simulated,
+)
 
 ROUND = Round(3, LocalTraining(), seed=1)
 N = 60
@@ -25,9 +33,13 @@ def scripted() -> ScriptedClients:
     return ScriptedClients(dict(enumerate(deltas.tolist())))
 
 
-def left_out(faults=HALF, ids=range(N), this_round=ROUND, keys=KEYS, what="train") -> dict[int, str]:
+def left_out(
+    faults=HALF, ids=range(N), this_round=ROUND, keys=KEYS, what="train"
+) -> dict[int, str]:
     faulty = Channel(scripted(), FaultInjection(faults, keys, 4))
-    return dict(getattr(faulty, what)(list(ids), torch.zeros(1, 4), [0] * len(ids), this_round).left_out)
+    return dict(
+        getattr(faulty, what)(list(ids), torch.zeros(1, 4), [0] * len(ids), this_round).left_out
+    )
 
 
 @pytest.mark.parametrize("name", ["dropout", "slow", "corrupt"])
@@ -71,8 +83,13 @@ def test_faulty_clients_are_left_out_and_the_others_answer_as_ever(what):
     faulty = Channel(scripted(), FaultInjection(HALF, KEYS, 4))
     updates = getattr(faulty, what)(list(range(N)), torch.zeros(1, 4), [0] * N, ROUND)
     assert sorted([*updates.ids, *updates.left_out]) == list(range(N))
-    assert updates.deltas.tolist() == [pytest.approx(scripted().deltas[client]) for client in updates.ids]
-    reasons = Counter(why if why in (DROPPED_OUT, TOO_LATE) else why.split()[-1] for why in updates.left_out.values())
+    assert updates.deltas.tolist() == [
+        pytest.approx(scripted().deltas[client]) for client in updates.ids
+    ]
+    reasons = Counter(
+        why if why in (DROPPED_OUT, TOO_LATE) else why.split()[-1]
+        for why in updates.left_out.values()
+    )
     assert set(reasons) == {DROPPED_OUT, TOO_LATE, "infinite", "1e+18", "(4,)"}
     assert 0.3 * N < len(updates.left_out) < 0.7 * N
 
@@ -80,7 +97,9 @@ def test_faulty_clients_are_left_out_and_the_others_answer_as_ever(what):
 def test_a_fault_belongs_to_the_client_whoever_else_is_asked():
     everybody = left_out()
     for some in (range(N)[::-1], range(0, N, 3), [7]):
-        assert left_out(ids=some) == {client: why for client, why in everybody.items() if client in some}
+        assert left_out(ids=some) == {
+            client: why for client, why in everybody.items() if client in some
+        }
 
 
 def test_a_fault_belongs_to_the_key_not_to_the_name():
@@ -89,7 +108,9 @@ def test_a_fault_belongs_to_the_key_not_to_the_name():
     assert {moved[client] for client in left_out(absent, keys=moved)} == set(left_out(absent))
 
 
-@pytest.mark.parametrize("change", [{"number": 4}, {"query": 1}, {"purpose": "pretrain"}, {"seed": 2}])
+@pytest.mark.parametrize(
+    "change", [{"number": 4}, {"query": 1}, {"purpose": "pretrain"}, {"seed": 2}]
+)
 def test_each_query_has_faults_of_its_own(change):
     assert left_out(this_round=replace(ROUND, **change)) != left_out()
 
@@ -107,7 +128,9 @@ def test_who_is_absent_is_not_asked_and_the_others_have_their_models():
 
 def test_when_all_are_absent_nobody_is_asked():
     spy = SpyClients(scripted())
-    updates = Channel(spy, FaultInjection(Faults(dropout=1.0), KEYS, 3)).train([1, 2], torch.zeros(1, 4), [0, 0], ROUND)
+    updates = Channel(spy, FaultInjection(Faults(dropout=1.0), KEYS, 3)).train(
+        [1, 2], torch.zeros(1, 4), [0, 0], ROUND
+    )
     assert spy.calls == []
     assert updates.left_out == {1: DROPPED_OUT, 2: DROPPED_OUT}
     assert (updates.deltas.shape, updates.signatures.shape) == ((0, 4), (0, 3))
@@ -136,7 +159,9 @@ TRUTH = [0, 1, 2, 3] * 4
 
 def test_an_answer_to_a_retry_is_the_one_that_would_have_come():
     clients, params = simulated(federation_of(TRUTH), linear(1))
-    faulty = Channel(clients, FaultInjection(Faults(dropout=0.8), KEYS, clients.layout.n_parameters))
+    faulty = Channel(
+        clients, FaultInjection(Faults(dropout=0.8), KEYS, clients.layout.n_parameters)
+    )
     attended = Attended(faulty, retries=50)
     asked = (range(16), params[None], [0] * 16, replace(ROUND, require_all=True))
     updates = attended.train(*asked)
@@ -147,7 +172,16 @@ def test_an_answer_to_a_retry_is_the_one_that_would_have_come():
 def run_of(faults=HALF, **settings):
     federation = federation_of(TRUTH, [20 + 3 * i for i in range(16)], seed=1)
     spec = LocalTraining(epochs=2, batch_size=10, lr=0.2)
-    return simulate(CFL(eps2=0.3), linear(1), federation, local=spec, rounds=6, seed=1, faults=faults, **settings)
+    return simulate(
+        CFL(eps2=0.3),
+        linear(1),
+        federation,
+        local=spec,
+        rounds=6,
+        seed=1,
+        faults=faults,
+        **settings,
+    )
 
 
 def without_seconds(rows):
@@ -166,7 +200,9 @@ def test_a_run_with_faults_does_not_depend_on_the_blocks_in_which_clients_train(
 
 def test_a_run_with_faults_is_the_same_when_it_streams_but_for_rounding():
     sketch = Signature(kind="projected", dim=16)
-    run, stream = (run_of(engine="loop", signature=sketch, stream=s, memory=4000) for s in (False, True))
+    run, stream = (
+        run_of(engine="loop", signature=sketch, stream=s, memory=4000) for s in (False, True)
+    )
     assert run.events[0] == stream.events[0]
     assert [node.members for node in run.tree.nodes] == [node.members for node in stream.tree.nodes]
     for ours, theirs in zip(run.tree.nodes, stream.tree.nodes, strict=True):
@@ -180,5 +216,7 @@ def test_a_run_whose_faults_never_happen_is_the_run_without():
 
 
 def test_a_run_in_which_nobody_answers_ends_with_an_error():
-    with pytest.raises(UpdateError, match="round 1: nobody answered, though asked 3 times: client 0: dropped out"):
+    with pytest.raises(
+        UpdateError, match="round 1: nobody answered, though asked 3 times: client 0: dropped out"
+    ):
         run_of(Faults(dropout=1.0))

@@ -26,14 +26,20 @@ def analytic(releases, delta: float) -> float:
     mu = math.sqrt(sum(n * (2 / z) ** 2 for z, n in releases.items()))
 
     def excess(epsilon: float) -> float:
-        return norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon + norm.logcdf(-mu / 2 - epsilon / mu)) - delta
+        return (
+            norm.cdf(mu / 2 - epsilon / mu)
+            - math.exp(epsilon + norm.logcdf(-mu / 2 - epsilon / mu))
+            - delta
+        )
 
     return brentq(excess, 0, 100 + 2 * mu**2 + 20 * mu, xtol=1e-9) if excess(0) > 0 else 0.0
 
 
 @given(KINDS, st.sampled_from([1e-3, 1e-5, 1e-7]))
 def test_epsilon_is_that_of_the_analytic_gaussian_mechanism(releases, delta):
-    assert epsilon_of(releases, delta) == pytest.approx(analytic(releases, delta), rel=1e-6, abs=1e-6)
+    assert epsilon_of(releases, delta) == pytest.approx(
+        analytic(releases, delta), rel=1e-6, abs=1e-6
+    )
 
 
 def test_epsilon_agrees_with_accountants_that_compose_step_by_step():
@@ -76,19 +82,28 @@ def test_nothing_released_costs_nothing_and_one_release_without_noise_costs_all(
 
 @pytest.mark.parametrize("delta", [0, 1, -0.5, math.nan])
 def test_delta_out_of_range_is_named(delta):
-    with pytest.raises(ConfigError, match=f"delta should be greater than 0 and less than 1, got {delta}"):
+    with pytest.raises(
+        ConfigError, match=f"delta should be greater than 0 and less than 1, got {delta}"
+    ):
         epsilon_of({1.0: 1}, delta)
 
 
 def test_without_dp_accounting_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
-    with pytest.raises(MissingExtraError, match=r"stating ε needs the package 'dp-accounting'.*fedclade\[privacy\]"):
+    with pytest.raises(
+        MissingExtraError, match=r"stating ε needs the package 'dp-accounting'.*fedclade\[privacy\]"
+    ):
         epsilon_of({1.0: 1}, DELTA)
 
 
 def test_a_ledger_adds_up_rounds_runs_and_noise(tmp_path):
     path = tmp_path / "ledger.json"
-    for z, run, number in [(4.0, "first", 1), (4.0, "first", 1), (4.0, "first", 2), (8.0, "second", 1)]:
+    for z, run, number in [
+        (4.0, "first", 1),
+        (4.0, "first", 1),
+        (4.0, "first", 2),
+        (8.0, "second", 1),
+    ]:
         Ledger(path).book(z, run, number)
     assert [(e.run, e.round, e.noise_multiplier, e.releases) for e in Ledger(path).entries()] == [
         ("first", 1, 4.0, 2),
@@ -111,7 +126,9 @@ def test_half_a_ledger_is_no_ledger(tmp_path, share):
     half = path.read_bytes()[: int(share * path.stat().st_size)]
     path.write_bytes(half)
     for use in (lambda: Ledger(path).spent(DELTA), lambda: Ledger(path).book(4.0, "run", 3)):
-        with pytest.raises(PrivacyError, match=r"the privacy ledger .*ledger.json is damaged.* restore the file"):
+        with pytest.raises(
+            PrivacyError, match=r"the privacy ledger .*ledger.json is damaged.* restore the file"
+        ):
             use()
     assert path.read_bytes() == half
 
@@ -130,7 +147,9 @@ for number in range(1, 10**6):
 def test_a_client_that_is_killed_has_booked_all_that_it_sent(tmp_path):
     """It tells of each release after it has booked it; what it was booking when it died may count or not."""
     path = tmp_path / "ledger.json"
-    with subprocess.Popen([sys.executable, "-c", RELEASES, str(path)], stdout=subprocess.PIPE, text=True) as client:
+    with subprocess.Popen(
+        [sys.executable, "-c", RELEASES, str(path)], stdout=subprocess.PIPE, text=True
+    ) as client:
         assert client.stdout is not None
         sent = [client.stdout.readline() for _ in range(20)]
         client.kill()
@@ -146,10 +165,22 @@ def test_a_client_that_is_killed_has_booked_all_that_it_sent(tmp_path):
         ({"format": 7}, "format 7, expected 1"),
         ({"entries": 5}, "TypeError"),
         ({"entries": [{"run": "r", "round": 1}]}, "missing 2 required"),
-        ({"entries": [{"run": "r", "round": 1, "noise_multiplier": -1.0, "releases": 1}]}, "noise multiplier -1.0"),
-        ({"entries": [{"run": "r", "round": 1, "noise_multiplier": 4.0, "releases": -3}]}, "-3 releases"),
-        ({"entries": [{"run": "r", "round": 1, "noise_multiplier": 4.0, "releases": 1.5}]}, "1.5 releases"),
-        ({"entries": [{"run": "r", "round": 1, "noise_multiplier": "4", "releases": 1}]}, "TypeError"),
+        (
+            {"entries": [{"run": "r", "round": 1, "noise_multiplier": -1.0, "releases": 1}]},
+            "noise multiplier -1.0",
+        ),
+        (
+            {"entries": [{"run": "r", "round": 1, "noise_multiplier": 4.0, "releases": -3}]},
+            "-3 releases",
+        ),
+        (
+            {"entries": [{"run": "r", "round": 1, "noise_multiplier": 4.0, "releases": 1.5}]},
+            "1.5 releases",
+        ),
+        (
+            {"entries": [{"run": "r", "round": 1, "noise_multiplier": "4", "releases": 1}]},
+            "TypeError",
+        ),
     ],
 )
 def test_a_ledger_that_does_not_add_up_is_damaged(tmp_path, change, told):
@@ -180,7 +211,10 @@ def test_a_budget_holds_over_runs(tmp_path):
     Ledger(path, budget).book(8.0, "first", 1)
     Ledger(path, budget).book(8.0, "second", 1)
     before = path.read_bytes()
-    with pytest.raises(PrivacyError, match=r"would have spent ε = 1\.\d+ at δ = 1e-05, more than its budget of 1\.5"):
+    with pytest.raises(
+        PrivacyError,
+        match=r"would have spent ε = 1\.\d+ at δ = 1e-05, more than its budget of 1\.5",
+    ):
         Ledger(path, budget).book(8.0, "second", 2)
     assert path.read_bytes() == before
 
@@ -190,7 +224,9 @@ def test_without_noise_no_budget_is_enough(tmp_path):
         Ledger(tmp_path / "ledger.json", Budget(epsilon=1e6)).book(0.0, "run", 1)
 
 
-@pytest.mark.parametrize(("name", "value"), [("epsilon", 0), ("epsilon", math.nan), ("delta", 1), ("delta", 0)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("epsilon", 0), ("epsilon", math.nan), ("delta", 1), ("delta", 0)]
+)
 def test_a_budget_out_of_range_is_named(name, value):
     with pytest.raises(ConfigError, match=f"budget.{name} should be greater than 0.*, got {value}"):
         Budget(**{"epsilon": 1.0, name: value})

@@ -39,7 +39,10 @@ class Sending(Clients):
     """Clients that send updates of given norms, and of given buffers."""
 
     def __init__(
-        self, norms: Mapping[int, float], buffers: float = 0.0, sizes: Mapping[int, int] | None = None
+        self,
+        norms: Mapping[int, float],
+        buffers: float = 0.0,
+        sizes: Mapping[int, int] | None = None,
     ) -> None:
         self.norms, self.buffers, self._sizes = norms, buffers, sizes or {}
 
@@ -60,11 +63,16 @@ class Sending(Clients):
 
 
 def query_of(
-    ids: Sequence[int], rows: Sequence[int] | None = None, models: Tensor | None = None, number: int = 1
+    ids: Sequence[int],
+    rows: Sequence[int] | None = None,
+    models: Tensor | None = None,
+    number: int = 1,
 ) -> Any:
     models = torch.zeros(3, D + 1) if models is None else models
     spec = LocalTraining()
-    return UpdateQuery(list(ids), "train", models, list(rows or [0] * len(ids)), Round(number, spec))
+    return UpdateQuery(
+        list(ids), "train", models, list(rows or [0] * len(ids)), Round(number, spec)
+    )
 
 
 def limited(norms: Mapping[int, float], limits: Limits | None = None, **more: Any) -> Updates:
@@ -73,7 +81,9 @@ def limited(norms: Mapping[int, float], limits: Limits | None = None, **more: An
     return under(limits, norms, **more)
 
 
-def under(limits: Limits, norms: Mapping[int, float], limiting: Limiting | None = None, **more: Any) -> Updates:
+def under(
+    limits: Limits, norms: Mapping[int, float], limiting: Limiting | None = None, **more: Any
+) -> Updates:
     sending = Sending(norms, more.pop("buffers", 0.0), more.pop("sizes", None))
     limiting = limiting or Limiting(limits, D, lambda: sending.sizes)
     return limiting.updates(more.pop("query", query_of(sending.ids)), sending.ask)
@@ -90,7 +100,9 @@ def test_who_is_asked_again_alone_is_measured_by_the_others():
     again = under(LONG, {2: 900.0}, limiting)
     assert again.ids == ()
     assert again.left_out == {2: "norm 900, more than 20 times its cluster's median, 1"}
-    alone = under(LONG, {2: 900.0}, limiting, query=query_of([2], number=2))  # nothing to measure it by
+    alone = under(
+        LONG, {2: 900.0}, limiting, query=query_of([2], number=2)
+    )  # nothing to measure it by
     assert alone.ids == (2,)
 
 
@@ -117,7 +129,10 @@ def test_in_a_cluster_of_two_the_measure_is_the_model_or_all_others():
 def test_buffers_are_measured_by_themselves():
     limiting, models = Limiting(LONG, D, dict), torch.ones(1, D + 1)
     query = query_of([0, 1, 2], models=models)
-    assert under(LONG, dict.fromkeys((0, 1, 2), 1.0), limiting, buffers=0.5, query=query).left_out == {}
+    assert (
+        under(LONG, dict.fromkeys((0, 1, 2), 1.0), limiting, buffers=0.5, query=query).left_out
+        == {}
+    )
     query = query_of([3], models=models)
     assert under(LONG, {3: 1.0}, limiting, buffers=11.0, query=query).left_out == {
         3: "norm of its buffers 11, more than 20 times its cluster's median, 0.5"
@@ -133,7 +148,15 @@ CLIPPED = Limits(largest_norm=20.0, clip_above=5.0)
 
 def test_long_updates_are_shortened_and_longer_ones_left_out():
     found = limited({0: 1.0, 1: 1.0, 2: 1.0, 3: 5.0, 4: 10.0, 5: 20.0, 6: 21.0}, LONG)
-    assert found.norms.tolist() == [1.0, 1.0, 1.0, 5.0, 10.0, 20.0, 21.0]  # of seven the median is 5
+    assert found.norms.tolist() == [
+        1.0,
+        1.0,
+        1.0,
+        5.0,
+        10.0,
+        20.0,
+        21.0,
+    ]  # of seven the median is 5
     found = limited({0: 1.0, 1: 1.0, 2: 1.0, 3: 1.0, 4: 5.0, 5: 20.0, 6: 21.0}, CLIPPED)
     assert found.norms.tolist() == [1.0, 1.0, 1.0, 1.0, 5.0, 5.0]
     assert list(found.left_out) == [6]
@@ -150,10 +173,18 @@ def test_what_is_shortened_keeps_its_direction():
 
 def test_buffers_are_shortened_by_themselves():
     limiting, models = Limiting(CLIPPED, D, dict), torch.ones(1, D + 1)
-    under(CLIPPED, dict.fromkeys((0, 1, 2), 1.0), limiting, buffers=0.5, query=query_of([0, 1, 2], models=models))
+    under(
+        CLIPPED,
+        dict.fromkeys((0, 1, 2), 1.0),
+        limiting,
+        buffers=0.5,
+        query=query_of([0, 1, 2], models=models),
+    )
     found = under(CLIPPED, {3: 1.0}, limiting, buffers=5.0, query=query_of([3], models=models))
     assert found.required_deltas.tolist() == [[1.0, 0.0, 2.5]]
-    assert found.limited == {3: "norm of its buffers 5, shortened to 5 times its cluster's median, 0.5"}
+    assert found.limited == {
+        3: "norm of its buffers 5, shortened to 5 times its cluster's median, 0.5"
+    }
 
 
 def test_a_weight_is_at_most_so_many_times_the_median_clients():
@@ -179,7 +210,9 @@ class Scoring(Sending):
         return Evaluation(tuple(query.ids), nothing[:, None], nothing, examples)  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize(("split", "expected"), [("validation", 120), ("train", 120), ("test", 2**53)])
+@pytest.mark.parametrize(
+    ("split", "expected"), [("validation", 120), ("train", 120), ("test", 2**53)]
+)
 def test_scores_that_choices_are_made_by_weigh_no_more_than_the_limit(split: Any, expected: int):
     clients = Scoring({0: 1.0, 1: 1.0, 2: 1.0}, sizes={0: 60, 1: 2**53, 2: 50})
     limiting = Limiting(Limits(largest_weight=2.0), D, lambda: clients.sizes)
@@ -206,7 +239,12 @@ def test_clients_that_train_on_more_than_they_hold_are_measured_by_each_other():
 
 def test_channels_count_with_what_limits_let_through():
     sending = Sending(dict.fromkeys(range(3), 1.0), sizes={0: 2, 1: 2, 2: 10**9})
-    channel = Channel(sending, Retrying(), Limiting(Limits(largest_weight=3.0), D, lambda: sending.sizes), Middleware())
+    channel = Channel(
+        sending,
+        Retrying(),
+        Limiting(Limits(largest_weight=3.0), D, lambda: sending.sizes),
+        Middleware(),
+    )
     assert channel.sizes == {0: 2, 1: 2, 2: 6}
 
 
@@ -254,9 +292,13 @@ def test_limits_of_a_run_are_those_that_are_set_or_that_lies_call_for():
     none, all_of_them = Limits(), Limits(2.0, 20.0, 2.0)
     assert Aggregation().limits(untrusted=False) == none
     assert Aggregation().limits(untrusted=True) == all_of_them
-    assert Aggregation().limits(untrusted=True, largest_weight=3.0, largest_norm=9.0) == Limits(3.0, 9.0, 2.0)
+    assert Aggregation().limits(untrusted=True, largest_weight=3.0, largest_norm=9.0) == Limits(
+        3.0, 9.0, 2.0
+    )
     assert Aggregation().limits(untrusted=True, largest_norm=math.inf).clip_above == math.inf
-    assert Aggregation(rule="median").limits(untrusted=True) == Limits(2.0, 20.0, math.inf), "it stands out less"
+    assert Aggregation(rule="median").limits(untrusted=True) == Limits(2.0, 20.0, math.inf), (
+        "it stands out less"
+    )
     given = Aggregation(largest_weight=4.0, largest_norm=math.inf, clip_above=2.0)
     for untrusted in (False, True):
         assert given.limits(untrusted=untrusted) == Limits(4.0, math.inf, 2.0)
@@ -271,7 +313,9 @@ TIGHT = Aggregation(largest_weight=1.0, largest_norm=10.0, clip_above=1.01)
 def test_a_simulation_tells_who_was_limited(stream: bool):
     federation = federation_of((0, 0, 0, 0, 0), sizes=[24, 24, 24, 24, 60])
     settings: dict[str, Any] = {"stream": stream, "signature": Signature(kind="projected", dim=8)}
-    run = simulate(FedAvg(), perceptron, federation, rounds=2, engine="loop", aggregate=TIGHT, **settings)
+    run = simulate(
+        FedAvg(), perceptron, federation, rounds=2, engine="loop", aggregate=TIGHT, **settings
+    )
     events = [event for event in run.events if event["kind"] in ("limited", "left_out")]
     assert {event["round"] for event in events} == {1, 2}
     told = {text for event in events for text in event["clients"].values()}
@@ -291,7 +335,9 @@ def test_limits_that_nobody_meets_change_no_bit(algorithm: Any):
         for each in (far, Aggregation())
     )
     assert one.events == other.events
-    assert all(torch.equal(a.model, b.model) for a, b in zip(one.tree.nodes, other.tree.nodes, strict=True))
+    assert all(
+        torch.equal(a.model, b.model) for a, b in zip(one.tree.nodes, other.tree.nodes, strict=True)
+    )
 
 
 def test_the_model_that_updates_start_from_is_known_by_what_it_is():
@@ -310,7 +356,10 @@ def test_where_liars_are_most_of_a_cluster_the_median_of_all_is_what_an_update_i
 
 
 def test_a_whole_cluster_of_longer_updates_is_not_left_out():
-    long, models = Limits(largest_norm=20.0, clip_above=5.0), torch.tensor([[1.0, 0.0, 0.0], [0.0, 2.0, 0.0]])
+    long, models = (
+        Limits(largest_norm=20.0, clip_above=5.0),
+        torch.tensor([[1.0, 0.0, 0.0], [0.0, 2.0, 0.0]]),
+    )
     norms = {**dict.fromkeys(range(5), 1.0), 5: 4.0, 6: 4.0, 7: 30.0}
     found = under(long, norms, query=query_of([*norms], [0] * 5 + [1] * 3, models))
     assert found.norms.tolist() == [1.0] * 5 + [4.0, 4.0, 5.0]
@@ -319,7 +368,9 @@ def test_a_whole_cluster_of_longer_updates_is_not_left_out():
 def going_on(norms: Mapping[int, float], limits: Limits, models: Tensor) -> Updates:
     """Return what arrives from clients that each go on from a model of its own."""
     query = query_of([*norms], list(range(len(norms))), models)
-    return under(limits, norms, query=replace(query, round=replace(query.round, communicates="updates")))
+    return under(
+        limits, norms, query=replace(query, round=replace(query.round, communicates="updates"))
+    )
 
 
 def test_clients_that_go_on_from_models_of_their_own_are_measured_by_each_other():

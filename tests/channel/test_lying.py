@@ -30,7 +30,9 @@ def lying(kind: str, liars=LIARS, keys=KEYS, **options) -> Lying:
 
 
 def sent(kind: str, rows=None, this_round=ROUND, what="train", liars=LIARS, keys=KEYS, **options):
-    clients = Channel(ScriptedClients(dict(enumerate(DELTAS.tolist()))), lying(kind, liars, keys, **options))
+    clients = Channel(
+        ScriptedClients(dict(enumerate(DELTAS.tolist()))), lying(kind, liars, keys, **options)
+    )
     return getattr(clients, what)(list(range(N)), torch.zeros(2, D), rows or [0] * N, this_round)
 
 
@@ -49,7 +51,9 @@ def test_honest_clients_are_left_alone_and_norms_are_those_of_what_is_sent(kind,
 def test_a_sign_flip_and_a_scaled_update_are_its_own():
     assert torch.equal(sent("sign_flip").deltas[list(LIARS)], -DELTAS[list(LIARS)])
     torch.testing.assert_close(sent("scaled").deltas[list(LIARS)], 10 * DELTAS[list(LIARS)])
-    torch.testing.assert_close(sent("scaled", factor=-0.5).deltas[list(LIARS)], -0.5 * DELTAS[list(LIARS)])
+    torch.testing.assert_close(
+        sent("scaled", factor=-0.5).deltas[list(LIARS)], -0.5 * DELTAS[list(LIARS)]
+    )
 
 
 def test_gaussian_numbers_are_of_the_mean_and_deviation_asked_for():
@@ -66,7 +70,10 @@ def test_who_knows_others_makes_the_lie_of_those_that_were_sent_the_same_model(k
     updates = sent(kind, rows=rows)
     for liar in LIARS:
         group = [client for client in range(N) if rows[client] == rows[liar]]
-        honest, counts = [DELTAS[c] for c in group if c in HONEST], (len(group), sum(c in LIARS for c in group))
+        honest, counts = (
+            [DELTAS[c] for c in group if c in HONEST],
+            (len(group), sum(c in LIARS for c in group)),
+        )
         expected = {
             "alie": lambda honest=honest, of=counts: reference.alie(honest, *of),
             "ipm": lambda honest=honest: reference.ipm(honest, 2.0),
@@ -78,10 +85,16 @@ def test_who_knows_others_makes_the_lie_of_those_that_were_sent_the_same_model(k
 
 def test_options_say_how_far_and_of_whose_updates():
     torch.testing.assert_close(sent("ipm", epsilon=0.1).deltas[2], -0.1 * DELTAS[HONEST].mean(0))
-    torch.testing.assert_close(sent("ipm", epsilon=0.1, knows="own").deltas[2], -0.1 * DELTAS[list(LIARS)].mean(0))
-    torch.testing.assert_close(sent("alie", z=1.5).deltas[5], DELTAS[HONEST].mean(0) + 1.5 * DELTAS[HONEST].std(0))
+    torch.testing.assert_close(
+        sent("ipm", epsilon=0.1, knows="own").deltas[2], -0.1 * DELTAS[list(LIARS)].mean(0)
+    )
+    torch.testing.assert_close(
+        sent("alie", z=1.5).deltas[5], DELTAS[HONEST].mean(0) + 1.5 * DELTAS[HONEST].std(0)
+    )
     expected = reference.min_max([DELTAS[c] for c in HONEST], "unit")
-    torch.testing.assert_close(sent("minmax", direction="unit").deltas[5], expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        sent("minmax", direction="unit").deltas[5], expected, rtol=1e-4, atol=1e-5
+    )
 
 
 def test_where_no_honest_client_was_sent_the_model_adversaries_go_by_their_own():
@@ -93,9 +106,13 @@ def test_where_no_honest_client_was_sent_the_model_adversaries_go_by_their_own()
 def test_a_copy_is_that_of_an_honest_client_and_noise_is_put_on_it():
     updates, noisy = sent("copy"), sent("copy", std=0.01)
     for liar in LIARS:
-        (copied,) = [client for client in HONEST if torch.equal(updates.deltas[liar], DELTAS[client])]
+        (copied,) = [
+            client for client in HONEST if torch.equal(updates.deltas[liar], DELTAS[client])
+        ]
         assert 0 < float((noisy.deltas[liar] - DELTAS[copied]).abs().max()) < 0.06
-    assert torch.equal(updates.deltas, sent("copy", this_round=replace(ROUND, number=9)).deltas), "always the same"
+    assert torch.equal(updates.deltas, sent("copy", this_round=replace(ROUND, number=9)).deltas), (
+        "always the same"
+    )
 
 
 def test_sybils_send_one_direction_as_long_as_their_own_updates():
@@ -103,7 +120,9 @@ def test_sybils_send_one_direction_as_long_as_their_own_updates():
     one, other = updates.deltas[list(LIARS)]
     assert float(torch.cosine_similarity(one, other, 0)) == pytest.approx(1.0, abs=1e-6)
     torch.testing.assert_close(updates.norms[list(LIARS)], 2 * row_norms(DELTAS[list(LIARS)]))
-    assert torch.equal(one, sent("sybil", factor=2.0, this_round=replace(ROUND, number=9)).deltas[2])
+    assert torch.equal(
+        one, sent("sybil", factor=2.0, this_round=replace(ROUND, number=9)).deltas[2]
+    )
 
 
 def test_sizes_are_what_is_claimed_wherever_they_are_told():
@@ -121,17 +140,26 @@ def test_before_its_round_an_adversary_behaves(kind):
     clients = Channel(ScriptedClients(dict(enumerate(DELTAS.tolist()))), later)
     for number in (3, 4):
         later.begin(number)
-        updates = clients.train(list(range(N)), torch.zeros(1, D), [0] * N, replace(ROUND, number=number))
+        updates = clients.train(
+            list(range(N)), torch.zeros(1, D), [0] * N, replace(ROUND, number=number)
+        )
         assert torch.equal(updates.deltas, DELTAS) == (number == 3)
         assert (updates.sizes[2] == 9) == (number == 4) == (clients.sizes[2] == 9)
         assert later.late == (set(LIARS) if (kind, number) == ("sybil", 3) else set())
 
 
 def test_a_sleeper_behaves_until_a_cluster_of_others_is_there():
-    sleeper = Lying(Adversary(kind="sign_flip", share=0.25, sleeper=True, from_round=2), LIARS, KEYS)
+    sleeper = Lying(
+        Adversary(kind="sign_flip", share=0.25, sleeper=True, from_round=2), LIARS, KEYS
+    )
     whole = ParameterTree.root_only(range(N), torch.zeros(D))
     halves = ParameterTree.star([range(4), range(4, N)], torch.zeros(D))
-    for number, tree, awake in ((3, None, False), (3, whole, False), (1, halves, False), (3, halves, True)):
+    for number, tree, awake in (
+        (3, None, False),
+        (3, whole, False),
+        (1, halves, False),
+        (3, halves, True),
+    ):
         sleeper.begin(number, tree)
         assert sleeper.awake == (set(LIARS) if awake else set())
 
@@ -165,7 +193,9 @@ def test_what_is_too_long_to_be_used_is_left_out_as_an_honest_one_would_be():
 REPLICATED = replace(ROUND, replicates=2)
 
 
-@pytest.mark.parametrize("kind", ["sign_flip", "scaled", "gaussian", "alie", "minmax", "sybil", "copy", "false_size"])
+@pytest.mark.parametrize(
+    "kind", ["sign_flip", "scaled", "gaussian", "alie", "minmax", "sybil", "copy", "false_size"]
+)
 def test_the_parts_of_a_lie_agree_with_it(kind):
     """The signatures are linear, so the mean of those of the parts is that of what is sent."""
     federation, sketch = federation_of([0] * N), CountSketch(0, 28, 12)
@@ -174,16 +204,32 @@ def test_the_parts_of_a_lie_agree_with_it(kind):
     clients = Channel(simulated(federation, linear())[0], made, Replicating(sketch), Unpacking())
     updates = clients.train(list(range(N)), torch.zeros(1, 28), [0] * N, REPLICATED)
     assert updates.parts.shape == (N, 2, 12)
-    torch.testing.assert_close(updates.parts.mean(1), sketch.apply(updates.deltas), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        updates.parts.mean(1), sketch.apply(updates.deltas), rtol=1e-4, atol=1e-5
+    )
     assert float(updates.sizes[2]) == (1e9 if kind == "false_size" else 24)
-    if kind == "gaussian":  # of two parts, each of twice the variance: they do not agree on anything
-        assert abs(float(torch.cosine_similarity(*(updates.parts[2] - sketch.apply(torch.full((28,), 0.1))), 0))) < 0.9
+    if (
+        kind == "gaussian"
+    ):  # of two parts, each of twice the variance: they do not agree on anything
+        assert (
+            abs(
+                float(
+                    torch.cosine_similarity(
+                        *(updates.parts[2] - sketch.apply(torch.full((28,), 0.1))), 0
+                    )
+                )
+            )
+            < 0.9
+        )
 
 
 def test_gaussian_parts_have_a_mean_of_the_deviation_asked_for():
     """4 parts of 8 · 40 draws: the mean has deviation 1, and four standard errors of it are 4 / √640 = 0.16."""
     everybody = tuple(range(N))
-    parts = [sent("gaussian", mean=0.0, std=1.0, liars=everybody, this_round=round_of(k)).deltas for k in range(4)]
+    parts = [
+        sent("gaussian", mean=0.0, std=1.0, liars=everybody, this_round=round_of(k)).deltas
+        for k in range(4)
+    ]
     assert float(torch.stack(parts).mean(0).std()) == pytest.approx(1.0, abs=0.16)
 
 
@@ -204,7 +250,9 @@ def test_buffers_are_sent_as_they_are():
 
 def test_a_lie_is_told_to_no_sink_before_all_are_there():
     told = []
-    query = UpdateQuery(list(range(N)), "train", torch.zeros(1, D), [0] * N, ROUND, sink=told.append)
+    query = UpdateQuery(
+        list(range(N)), "train", torch.zeros(1, D), [0] * N, ROUND, sink=told.append
+    )
     asked = []
     clients = ScriptedClients(dict(enumerate(DELTAS.tolist())))
 
@@ -247,16 +295,34 @@ def test_options_may_have_the_values_at_the_ends_of_their_ranges(given: dict[str
             {"kind": "ipm", "z": 1.0},
             "adversary.z should be left out of kind 'ipm', which takes epsilon, knows, got 1.0",
         ),
-        ({"kind": "sign_flip", "factor": 2.0}, "left out of kind 'sign_flip', which takes no options, got 2.0"),
+        (
+            {"kind": "sign_flip", "factor": 2.0},
+            "left out of kind 'sign_flip', which takes no options, got 2.0",
+        ),
         ({"kind": "scaled", "factor": float("inf")}, "adversary.factor should be finite, got inf"),
-        ({"kind": "gaussian", "std": -1.0}, "adversary.std should be at least 0 and finite, got -1.0"),
+        (
+            {"kind": "gaussian", "std": -1.0},
+            "adversary.std should be at least 0 and finite, got -1.0",
+        ),
         ({"kind": "alie", "z": float("nan")}, "adversary.z should be finite, got nan"),
-        ({"kind": "ipm", "epsilon": -1.0}, "adversary.epsilon should be at least 0 and finite, got -1.0"),
-        ({"kind": "minmax", "direction": "up"}, "adversary.direction should be 'std', 'sign' or 'unit', got 'up'"),
-        ({"kind": "alie", "knows": "all"}, "adversary.knows should be 'honest' or 'own', got 'all'"),
+        (
+            {"kind": "ipm", "epsilon": -1.0},
+            "adversary.epsilon should be at least 0 and finite, got -1.0",
+        ),
+        (
+            {"kind": "minmax", "direction": "up"},
+            "adversary.direction should be 'std', 'sign' or 'unit', got 'up'",
+        ),
+        (
+            {"kind": "alie", "knows": "all"},
+            "adversary.knows should be 'honest' or 'own', got 'all'",
+        ),
         ({"kind": "backdoor", "target": -1}, "adversary.target should be at least 0, got -1"),
         ({"kind": "backdoor", "patch": 0}, "adversary.patch should be at least 1, got 0"),
-        ({"kind": "backdoor", "poisoned": 0.0}, "adversary.poisoned should be greater than 0 and at most 1, got 0.0"),
+        (
+            {"kind": "backdoor", "poisoned": 0.0},
+            "adversary.poisoned should be greater than 0 and at most 1, got 0.0",
+        ),
     ],
 )
 def test_what_is_wrong_with_an_adversary_is_said(given, told):
@@ -272,7 +338,8 @@ def test_there_are_no_adversaries_by_default():
 
 def test_who_must_see_all_updates_cannot_be_in_a_stream():
     with pytest.raises(
-        ConfigError, match=r"stream should be false or 'auto' with adversaries of kind 'alie', .* got True"
+        ConfigError,
+        match=r"stream should be false or 'auto' with adversaries of kind 'alie', .* got True",
     ):
         Adversary(kind="alie", share=0.1).check_stream(True)
     Adversary(kind="alie", share=0.1).check_stream("auto")

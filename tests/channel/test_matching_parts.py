@@ -7,9 +7,24 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedclade import Adversary, DifferentialPrivacy, ExamplePrivacy, LocalTraining, ReplicatedCFL, simulate
+from fedclade import (
+    Adversary,
+    DifferentialPrivacy,
+    ExamplePrivacy,
+    LocalTraining,
+    ReplicatedCFL,
+    simulate,
+)
 from fedclade.algorithms.rcfl.data_splits import HALVES, DataSplits
-from fedclade.channel import Budget, Channel, CountSketch, Lying, MatchingParts, Permutation, Unpacking
+from fedclade.channel import (
+    Budget,
+    Channel,
+    CountSketch,
+    Lying,
+    MatchingParts,
+    Permutation,
+    Unpacking,
+)
 from fedclade.channel.compose import client_side
 from fedclade.channel.matching_parts import shares_of
 from fedclade.core import Round, UpdateQuery
@@ -24,7 +39,9 @@ D = len(MODEL)
 FALSE_MEAN = Adversary(kind="scaled", factor=-3.0, lies="signatures", share=0.1)
 
 
-def sent(this_round=ROUND, adversary=None, *, dim: int = 32, permutation=None, spoil=None, sink=None):
+def sent(
+    this_round=ROUND, adversary=None, *, dim: int = 32, permutation=None, spoil=None, sink=None
+):
     """Return what arrives of clients that train on parts, of which client 2 may be an adversary."""
     sketch = CountSketch(0, D, dim)
     lying = None if adversary is None else Lying(adversary, [2], FEDERATION.keys)
@@ -62,7 +79,10 @@ def test_what_travels_in_float32_matches_in_a_model_of_float64():
 def test_a_false_mean_is_left_out():
     found = sent(adversary=FALSE_MEAN)
     assert found.left_out.keys() == {2}
-    assert "its update is not the mean of those of its parts: their signatures differ by" in found.left_out[2]
+    assert (
+        "its update is not the mean of those of its parts: their signatures differ by"
+        in found.left_out[2]
+    )
     honest = sent()
     others = [client for client in range(N) if client != 2]
     assert torch.equal(found.deltas, honest.deltas[others])
@@ -104,13 +124,20 @@ TWO = federation_of((0, 1, 0, 1, 0, 1), sizes=[60] * 6)
 
 
 def left_out(run) -> set[int]:
-    return {int(client) for event in run.events if event["kind"] == "left_out" for client in event["clients"]}
+    return {
+        int(client)
+        for event in run.events
+        if event["kind"] == "left_out"
+        for client in event["clients"]
+    }
 
 
 def test_rcfl_leaves_out_a_false_mean_in_each_check():
     run = simulate(ReplicatedCFL(), perceptron, TWO, adversary=FALSE_MEAN, **SETTINGS)
     assert left_out(run) == set(run.summary["adversary"]["ids"])
-    honest = simulate(ReplicatedCFL(), perceptron, TWO, adversary=replace(FALSE_MEAN, from_round=9), **SETTINGS)
+    honest = simulate(
+        ReplicatedCFL(), perceptron, TWO, adversary=replace(FALSE_MEAN, from_round=9), **SETTINGS
+    )
     assert not left_out(honest)
 
 
@@ -125,7 +152,9 @@ def test_rcfl_leaves_it_out_over_a_network_and_no_honest_client():
 
 
 @pytest.mark.parametrize("level", ["client", "example"])
-def test_rcfl_leaves_out_no_private_client_of_an_odd_number_of_examples_over_a_network(level, tmp_path, monkeypatch):
+def test_rcfl_leaves_out_no_private_client_of_an_odd_number_of_examples_over_a_network(
+    level, tmp_path, monkeypatch
+):
     """Halves of 33 examples are of 17 and 16; the client reports 32, and both sides weigh the halves alike."""
     monkeypatch.setattr(DataSplits, "_choose", classmethod(lambda cls, *of: HALVES))
     mechanism = DifferentialPrivacy if level == "client" else ExamplePrivacy

@@ -39,7 +39,14 @@ def around(direction: torch.Tensor, n: int, noise: float = 0.5, seed: int = 0) -
 ONE, OTHER = torch.eye(D)[0], torch.eye(D)[1]
 
 
-def asked(updates: torch.Tensor, rows: list[int], *, models: int = 2, own: bool = False, streams: bool = False):
+def asked(
+    updates: torch.Tensor,
+    rows: list[int],
+    *,
+    models: int = 2,
+    own: bool = False,
+    streams: bool = False,
+):
     """Return what a server gets of clients that have taken models by rows."""
     middleware = OpposingUpdates(0.2), *([Streaming()] if streams else [])
     clients = Channel(ScriptedClients(dict(enumerate(updates.tolist()))), *middleware)
@@ -51,7 +58,10 @@ def test_an_update_against_the_others_of_its_model_is_left_out():
     reply = asked(updates, [0] * 5 + [1] * 3)
     assert reply.ids == (0, 1, 2, 3, 5, 6, 7)
     assert reply.left_out.keys() == {4}
-    assert "opposes the cluster that it chose: 4 of its 5 members, which have a mean cosine of 0.8" in reply.left_out[4]
+    assert (
+        "opposes the cluster that it chose: 4 of its 5 members, which have a mean cosine of 0.8"
+        in reply.left_out[4]
+    )
 
 
 def test_honest_updates_arrive_bit_for_bit():
@@ -70,9 +80,18 @@ def test_of_three_the_two_that_agree_are_believed_and_of_two_both():
 @pytest.mark.parametrize(
     ("updates", "why"),
     [
-        (torch.cat([around(ONE, 2), -around(ONE, 2, seed=1)]), "half of the members, of which neither is a majority"),
-        (torch.cat([around(ONE, 7), -around(ONE, 2, seed=1)]), "two of nine: a distribution with no other model"),
-        (torch.cat([around(ONE, 4, noise=9.0), -around(ONE, 1, seed=1)]), "others that do not agree: they are noise"),
+        (
+            torch.cat([around(ONE, 2), -around(ONE, 2, seed=1)]),
+            "half of the members, of which neither is a majority",
+        ),
+        (
+            torch.cat([around(ONE, 7), -around(ONE, 2, seed=1)]),
+            "two of nine: a distribution with no other model",
+        ),
+        (
+            torch.cat([around(ONE, 4, noise=9.0), -around(ONE, 1, seed=1)]),
+            "others that do not agree: they are noise",
+        ),
         (torch.cat([around(ONE, 4), around(OTHER, 1)]), "a right angle to the others"),
     ],
 )
@@ -98,14 +117,29 @@ def test_large_clusters_are_compared_with_some_of_their_members():
     assert asked(updates, [0] * (n + 1) + [1]).left_out.keys() == {n}
 
 
-DIGITS = load_federation("digits", clients=12, samples_per_client=60, shift="label_swap", clusters=2)
+DIGITS = load_federation(
+    "digits", clients=12, samples_per_client=60, shift="label_swap", clusters=2
+)
 LOCAL = LocalTraining(epochs=3, batch_size=10, lr=0.1)
 ATTACK = Adversary(kind="scaled", factor=-3.0, lies="losses", share=0.08)
 
 
 def run(seed: int = 3, adversary: Adversary | None = None, on: bool | str = "auto", **settings):
-    settings = {"rounds": 5, "local": LOCAL, "aggregate": Aggregation(leave_out_opposed=on), **settings}
-    return simulate(IFCA(clusters=2), "mclr", DIGITS, seed=seed, adversary=adversary, evaluate_every=5, **settings)
+    settings = {
+        "rounds": 5,
+        "local": LOCAL,
+        "aggregate": Aggregation(leave_out_opposed=on),
+        **settings,
+    }
+    return simulate(
+        IFCA(clusters=2),
+        "mclr",
+        DIGITS,
+        seed=seed,
+        adversary=adversary,
+        evaluate_every=5,
+        **settings,
+    )
 
 
 def honest_accuracy(found) -> float:
@@ -120,7 +154,9 @@ def test_ifca_withstands_a_client_that_claims_the_wrong_model_and_flips_its_upda
     (adversary,) = defended.summary["adversary"]["ids"]
     named = [event["clients"] for event in defended.events if event["kind"] == "left_out"]
     assert named
-    assert all(list(clients) == [adversary] or list(clients) == [str(adversary)] for clients in named)
+    assert all(
+        list(clients) == [adversary] or list(clients) == [str(adversary)] for clients in named
+    )
 
 
 def test_a_run_of_honest_clients_is_the_same_with_the_check():
@@ -134,19 +170,27 @@ def test_a_run_of_honest_clients_is_the_same_with_the_check():
 def test_over_a_network_it_acts_by_default():
     grid = grid_of(DIGITS, "mclr")
     (adversary,) = run(adversary=ATTACK, rounds=1).summary["adversary"]["ids"]
-    grid.nodes[node_of(adversary)].app = app_of(DIGITS, "mclr", adversary=replace(ATTACK, share=0.0))
+    grid.nodes[node_of(adversary)].app = app_of(
+        DIGITS, "mclr", adversary=replace(ATTACK, share=0.0)
+    )
     settings = {"rounds": 1, "local": LOCAL, "seed": 3, "network": network_of(grid, deadline=30.0)}
     found = federated(grid, IFCA(clusters=2), "mclr", **settings)
     assert list(reasons(found)) == [adversary]
     assert "opposes the cluster that it chose" in reasons(found)[adversary]
-    off = federated(grid, IFCA(clusters=2), "mclr", aggregate=Aggregation(leave_out_opposed=False), **settings)
+    off = federated(
+        grid, IFCA(clusters=2), "mclr", aggregate=Aggregation(leave_out_opposed=False), **settings
+    )
     assert not reasons(off)
 
 
 @pytest.mark.parametrize(
     ("algorithm", "settings", "told"),
     [
-        ("cfl", {}, "aggregate.leave_out_opposed = true: clients of CFL do not choose a cluster; leave it out"),
+        (
+            "cfl",
+            {},
+            "aggregate.leave_out_opposed = true: clients of CFL do not choose a cluster; leave it out",
+        ),
         (
             "ifca",
             {"stream": True, "signature": Signature(kind="projected")},
@@ -157,13 +201,20 @@ def test_over_a_network_it_acts_by_default():
 def test_where_it_cannot_be_checked_it_is_refused(algorithm, settings, told):
     with pytest.raises(ConfigError, match=told):
         simulate(
-            algorithm, perceptron, federation_of([0, 0]), aggregate=Aggregation(leave_out_opposed=True), **settings
+            algorithm,
+            perceptron,
+            federation_of([0, 0]),
+            aggregate=Aggregation(leave_out_opposed=True),
+            **settings,
         )
 
 
 def test_where_the_server_has_sums_alone_it_is_refused():
     settings = RunSettings(aggregate=Aggregation(leave_out_opposed=True))
-    with pytest.raises(ConfigError, match="leave_out_opposed = true needs the updates of single clients; leave it out"):
+    with pytest.raises(
+        ConfigError,
+        match="leave_out_opposed = true needs the updates of single clients; leave it out",
+    ):
         check_sums(settings, FedAvg())
     check_sums(RunSettings(), FedAvg())
 

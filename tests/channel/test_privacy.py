@@ -32,12 +32,28 @@ from fedclade.algorithms import DescriptorQuery, ShiftQuery, SubspaceQuery
 from fedclade.channel import CentralPrivacy, client_side, privatizing
 from fedclade.channel.accounting import Budget, Ledger, epsilon_of
 from fedclade.channel.middleware import Channel, Middleware
-from fedclade.channel.privacy import DifferentialPrivacy, Privatizing, booked, keyed_noise, system_noise
+from fedclade.channel.privacy import (
+    DifferentialPrivacy,
+    Privatizing,
+    booked,
+    keyed_noise,
+    system_noise,
+)
 from fedclade.channel.retry import Faults
 from fedclade.core.errors import PrivacyError
 from fedclade.core.queries import Query, Round
 from fedclade.tasks import Task
-from tests.tiny import FEATURES, LABELS, Fake, ScriptedClients, federation_of, linear, perceptron, renamed, simulated
+from tests.tiny import (
+    FEATURES,
+    LABELS,
+    Fake,
+    ScriptedClients,
+    federation_of,
+    linear,
+    perceptron,
+    renamed,
+    simulated,
+)
 
 ROUND = Round(3, LocalTraining(), seed=1)
 PRIVACY = DifferentialPrivacy(clip_norm=2.0, noise_multiplier=0.5)
@@ -62,7 +78,8 @@ def asked(clients, what="train", ids=range(N), this_round=ROUND):
 
 def private(privacy=PRIVACY, keys=None, magnitude=1.0) -> Channel:
     return Channel(
-        scripted(magnitude), Privatizing(privacy, keyed_noise(keys or {client: client for client in range(N)}))
+        scripted(magnitude),
+        Privatizing(privacy, keyed_noise(keys or {client: client for client in range(N)})),
     )
 
 
@@ -98,7 +115,10 @@ def test_clipping_bounds_the_norm_and_keeps_the_direction(seed, magnitude, clip)
 def test_two_clipped_updates_lie_two_clip_norms_apart_at_most():
     """The sensitivity that ε is computed with: reached by opposite updates."""
     update = torch.randn(50, generator=torch.Generator().manual_seed(0))
-    sent = [DifferentialPrivacy(clip_norm=0.1).released(u, torch.zeros(50)).double() for u in (update, -update)]
+    sent = [
+        DifferentialPrivacy(clip_norm=0.1).released(u, torch.zeros(50)).double()
+        for u in (update, -update)
+    ]
     assert float((sent[0] - sent[1]).norm()) == pytest.approx(2 * 0.1)
 
 
@@ -144,7 +164,9 @@ def test_noise_is_standard_normal(noise):
 
 
 def test_the_systems_noise_is_never_the_same():
-    assert not torch.isin(system_noise(1000, 0, ROUND, "updates"), system_noise(1000, 0, ROUND, "updates")).any()
+    assert not torch.isin(
+        system_noise(1000, 0, ROUND, "updates"), system_noise(1000, 0, ROUND, "updates")
+    ).any()
 
 
 @pytest.mark.parametrize("what", ["train", "gradients"])
@@ -153,7 +175,9 @@ def test_clients_send_clipped_and_noisy_updates_only(what):
     updates = asked(private(), what)
     clipped = torch.tensor(list(scripted().deltas.values()))
     clipped *= 2 / clipped.norm(dim=1, keepdim=True)
-    assert float((updates.required_deltas - clipped).std()) == pytest.approx(1.0, abs=5 / math.sqrt(2 * N * S))
+    assert float((updates.required_deltas - clipped).std()) == pytest.approx(
+        1.0, abs=5 / math.sqrt(2 * N * S)
+    )
     assert updates.ids == tuple(range(N))
     torch.testing.assert_close(updates.norms, updates.required_deltas.double().norm(dim=1))
     assert updates.losses.isnan().all()
@@ -167,7 +191,9 @@ def test_without_noise_updates_are_clipped_only():
 def test_noise_belongs_to_the_client_whoever_else_is_asked():
     everybody = asked(private())
     for some in ([3], [5, 1], range(N)[::-1]):
-        assert torch.equal(asked(private(), ids=some).required_deltas, everybody.required_deltas[list(some)])
+        assert torch.equal(
+            asked(private(), ids=some).required_deltas, everybody.required_deltas[list(some)]
+        )
 
 
 def test_noise_belongs_to_the_key_not_to_the_name():
@@ -175,13 +201,20 @@ def test_noise_belongs_to_the_key_not_to_the_name():
     tiny = private(magnitude=1e-12)  # so that the noise is all there is, but for rounding
     there = asked(private(keys=moved, magnitude=1e-12)).required_deltas
     torch.testing.assert_close(
-        there, asked(tiny).required_deltas[[moved[client] for client in range(N)]], atol=1e-9, rtol=0
+        there,
+        asked(tiny).required_deltas[[moved[client] for client in range(N)]],
+        atol=1e-9,
+        rtol=0,
     )
 
 
-@pytest.mark.parametrize("change", [{"number": 4}, {"query": 1}, {"purpose": "pretrain"}, {"seed": 2}])
+@pytest.mark.parametrize(
+    "change", [{"number": 4}, {"query": 1}, {"purpose": "pretrain"}, {"seed": 2}]
+)
 def test_each_query_has_noise_of_its_own(change):
-    first, second = (asked(private(), this_round=r).required_deltas for r in (ROUND, replace(ROUND, **change)))
+    first, second = (
+        asked(private(), this_round=r).required_deltas for r in (ROUND, replace(ROUND, **change))
+    )
     assert (first != second).all()
 
 
@@ -209,8 +242,12 @@ def test_training_losses_are_refused_and_other_scores_are_not():
     behind = Channel(clients, Privatizing(PRIVACY, keyed_noise({0: 0, 1: 1})))
     for split in ("validation", "test"):
         told = behind.evaluate([0, 1], params[None], [0, 0], split)
-        assert torch.equal(told.losses, clients.evaluate([0, 1], params[None], [0, 0], split).losses)
-    with pytest.raises(ConfigError, match="clients with differential privacy do not tell training losses"):
+        assert torch.equal(
+            told.losses, clients.evaluate([0, 1], params[None], [0, 0], split).losses
+        )
+    with pytest.raises(
+        ConfigError, match="clients with differential privacy do not tell training losses"
+    ):
         behind.evaluate([0, 1], params[None], [0, 0], "train")
     with pytest.raises(ConfigError, match="do not tell subspaces of their data"):
         behind.ask(SubspaceQuery([0, 1], 2, False))
@@ -260,7 +297,15 @@ TRUTH = [0, 3] * 4
 def run_of(algorithm=None, privacy=PRIVACY, federation=None, rounds=3, **settings):
     federation = federation or federation_of(TRUTH, [20 + 3 * i for i in range(8)], seed=1)
     model = settings.pop("model", linear(1))
-    return simulate(algorithm or CFL(), model, federation, rounds=rounds, engine="loop", privacy=privacy, **settings)
+    return simulate(
+        algorithm or CFL(),
+        model,
+        federation,
+        rounds=rounds,
+        engine="loop",
+        privacy=privacy,
+        **settings,
+    )
 
 
 def without_seconds(rows):
@@ -270,10 +315,21 @@ def without_seconds(rows):
 def test_a_run_states_what_its_clients_spent():
     run = run_of()
     assert run.summary["privacy"] == {
-        **{"epsilon": PRIVACY.epsilon(3), "delta": 1e-5, "clip_norm": 2.0, "noise_multiplier": 0.5, "releases": 3},
+        **{
+            "epsilon": PRIVACY.epsilon(3),
+            "delta": 1e-5,
+            "clip_norm": 2.0,
+            "noise_multiplier": 0.5,
+            "releases": 3,
+        },
         **{"level": "client", "towards": "everybody"},
     }
-    assert run.config["privacy"] == {"permute": False, "clip_norm": 2.0, "noise_multiplier": 0.5, "delta": 1e-5}
+    assert run.config["privacy"] == {
+        "permute": False,
+        "clip_norm": 2.0,
+        "noise_multiplier": 0.5,
+        "delta": 1e-5,
+    }
     assert [row["train_loss"] for row in run.metric_rows] == [None] * 3
     assert "privacy" not in run_of(privacy=None).summary
 
@@ -288,7 +344,12 @@ def test_without_noise_a_run_states_no_epsilon(tmp_path):
 def test_the_client_that_sent_most_counts():
     """Half of the clients in a round; FedGroup's pre-training is a release besides."""
     run = run_of(FedGroup(groups=2, pretrain_scale=2), client_fraction=0.5, rounds=4)
-    sent = Counter(client for e in run.events if e["kind"] == "released" for client in Counter(e["clients"]).elements())
+    sent = Counter(
+        client
+        for e in run.events
+        if e["kind"] == "released"
+        for client in Counter(e["clients"]).elements()
+    )
     assert run.summary["privacy"]["releases"] == max(sent.values())
     assert len(set(sent.values())) > 1
 
@@ -307,15 +368,24 @@ def test_a_private_run_does_not_depend_on_blocks_or_names():
     federation = federation_of(TRUTH, [20 + 3 * i for i in range(8)], seed=1)
     names = {client: 7 - client for client in range(8)}
     other = run_of(federation=renamed(federation, names))
-    torch.testing.assert_close(other.tree.nodes[0].params, run.tree.nodes[0].params, rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        other.tree.nodes[0].params, run.tree.nodes[0].params, rtol=0, atol=1e-5
+    )
 
 
 def test_privacy_goes_with_permutation_and_faults():
     run = run_of(permute=True, faults=Faults(dropout=0.1, slow=0.1, corrupt=0.2), rounds=6)
     released = [event for event in run.events if event["kind"] == "released"]
-    lost = [why for event in run.events if event["kind"] == "left_out" for why in event["clients"].values()]
+    lost = [
+        why
+        for event in run.events
+        if event["kind"] == "left_out"
+        for why in event["clients"].values()
+    ]
     assert sum(why == "dropped out" for why in lost) > 0
-    assert sum(sum(event["clients"].values()) for event in released) == 6 * 8 - lost.count("dropped out")
+    assert sum(sum(event["clients"].values()) for event in released) == 6 * 8 - lost.count(
+        "dropped out"
+    )
 
 
 @pytest.mark.parametrize(
@@ -341,10 +411,15 @@ def test_labels_that_weigh_by_their_counts_are_refused_too():
 
 
 def test_columns_scaled_by_the_sums_of_all_clients_are_refused_as_they_are_over_a_network():
-    tables = {str(k): (torch.arange(60.0).reshape(20, 3).cos() + k, torch.arange(20) % 2) for k in range(3)}
+    tables = {
+        str(k): (torch.arange(60.0).reshape(20, 3).cos() + k, torch.arange(20) % 2)
+        for k in range(3)
+    }
     both = {name: (table, table) for name, table in tables.items()}
     with pytest.raises(ConfigError, match="do not tell sums of their data"):
-        run_of(FedAvg(), federation=fedclade.federation(both, standardize="federated"), model="mclr")
+        run_of(
+            FedAvg(), federation=fedclade.federation(both, standardize="federated"), model="mclr"
+        )
     run_of(FedAvg(), federation=fedclade.federation(both, standardize="client"), model="mclr")
 
 
@@ -402,7 +477,9 @@ def test_what_is_asked_besides_may_depend_on_how_many_clients_there_are():
     few, some = 1000, RunSettings(privacy=PRIVACY, client_fraction=0.01)
     some.check_algorithm(ReplicatedCFL(), few)
     replace(some, client_fraction=1.0).check_algorithm(ReplicatedCFL(), few + 1)
-    with pytest.raises(ConfigError, match="do not tell training losses that ReplicatedCFL asks for"):
+    with pytest.raises(
+        ConfigError, match="do not tell training losses that ReplicatedCFL asks for"
+    ):
         some.check_algorithm(ReplicatedCFL(), few + 1)
 
 
@@ -414,7 +491,9 @@ def test_without_dp_accounting_a_run_does_not_begin(monkeypatch):
 
 def test_a_model_with_buffers_is_warned_of(caplog):
     norm = nn.Sequential(nn.Linear(FEATURES, 4), nn.BatchNorm1d(4), nn.Linear(4, LABELS))
-    run_of(model=norm, rounds=1, federation=federation_of(TRUTH), local=LocalTraining(batch_size=12))
+    run_of(
+        model=norm, rounds=1, federation=federation_of(TRUTH), local=LocalTraining(batch_size=12)
+    )
     assert "noise is put on 9 buffers of the model too" in caplog.text
 
 
@@ -434,13 +513,19 @@ def test_the_budget_on_a_network_is_the_clients_own():
     budget_of = pytest.importorskip("fedclade.flower.from_config").budget_of
 
     def given(**node_config):
-        return budget_of(SimpleNamespace(node_config=node_config, run_config={"privacy.delta": 0.99}))
+        return budget_of(
+            SimpleNamespace(node_config=node_config, run_config={"privacy.delta": 0.99})
+        )
 
     assert given() is None
     assert given(delta=1e-6) is None
     assert given(epsilon=3) == Budget(epsilon=3.0, delta=1e-5)
     assert given(epsilon=3.5, delta=1e-6) == Budget(epsilon=3.5, delta=1e-6)
-    with pytest.raises(ConfigError, match="epsilon in the node config should be a number, got 'much'"):
+    with pytest.raises(
+        ConfigError, match="epsilon in the node config should be a number, got 'much'"
+    ):
         given(epsilon="much")
-    with pytest.raises(ConfigError, match=r"budget\.delta should be greater than 0 and less than 1, got 1\.0"):
+    with pytest.raises(
+        ConfigError, match=r"budget\.delta should be greater than 0 and less than 1, got 1\.0"
+    ):
         given(epsilon=1, delta=1)

@@ -14,10 +14,21 @@ from fedclade.channel.retry import FaultInjection, Faults
 from fedclade.channel.signature import CountSketch, Replicating, Sketching, Unpacking
 from fedclade.core.queries import Round
 from fedclade.core.updates import DROPPED_OUT, Updates
-from tests.tiny import Around, Attended, Metered, details, federation_of, perceptron, simulated, streamed
+from tests.tiny import (
+    Around,
+    Attended,
+    Metered,
+    details,
+    federation_of,
+    perceptron,
+    simulated,
+    streamed,
+)
 
 SIZES = [20, 26, 31, 24]
-ASKED = Round(2, LocalTraining(epochs=2, batch_size=10, lr=0.2), seed=5, purpose="replicate", replicates=3)
+ASKED = Round(
+    2, LocalTraining(epochs=2, batch_size=10, lr=0.2), seed=5, purpose="replicate", replicates=3
+)
 IDS, ROWS = [2, 0, 3], [0, 1, 0]
 
 
@@ -41,7 +52,8 @@ def test_an_answer_is_the_mean_update_of_disjoint_parts_and_all_signatures(dim, 
     assert updates.ids == tuple(IDS)
     assert torch.equal(updates.parts, torch.stack(expected, dim=1))
     mean = (
-        sum(part.sizes[:, None] * part.required_deltas for part in parts) / sum(part.sizes for part in parts)[:, None]
+        sum(part.sizes[:, None] * part.required_deltas for part in parts)
+        / sum(part.sizes for part in parts)[:, None]
     )
     torch.testing.assert_close(updates.required_deltas, mean.float())
     assert updates.n_parameters == 92
@@ -55,9 +67,13 @@ def test_of_parts_that_are_not_compared_the_mean_alone_travels(part_size):
     clients, _, models = world()
     sketch, asked = CountSketch(5, 92, 7), replace(ASKED, part_size=part_size)
     metered = Metered(Channel(clients, Replicating(sketch)))
-    mean = Channel(metered, Unpacking()).train(IDS, models, ROWS, replace(asked, compares_parts=False))
+    mean = Channel(metered, Unpacking()).train(
+        IDS, models, ROWS, replace(asked, compares_parts=False)
+    )
     assert mean.parts is None
-    assert torch.equal(mean.required_deltas, world(sketch)[1].train(IDS, models, ROWS, asked).required_deltas)
+    assert torch.equal(
+        mean.required_deltas, world(sketch)[1].train(IDS, models, ROWS, asked).required_deltas
+    )
     assert metered.meter.bytes_up == len(IDS) * 92 * 4
 
 
@@ -82,7 +98,9 @@ class Absent(Around):
 
 def test_who_lacks_one_replicate_is_left_out():
     clients, _, models = world()
-    updates = Channel(Absent(clients), Replicating(None), Unpacking()).train(IDS, models, ROWS, ASKED)
+    updates = Channel(Absent(clients), Replicating(None), Unpacking()).train(
+        IDS, models, ROWS, ASKED
+    )
     assert (updates.ids, updates.left_out) == ((2, 3), {0: "loss nan"})
     assert updates.required_deltas.shape == (2, 92)
     assert updates.parts.shape == (2, 3, 92)
@@ -91,13 +109,17 @@ def test_who_lacks_one_replicate_is_left_out():
 def test_a_run_that_streams_sums_the_means_and_keeps_the_signatures():
     clients, _, models = world()
     metered = Metered(Channel(clients, Replicating(sketch := CountSketch(5, 92, 7))))
-    updates = streamed(Channel(metered, Unpacking(), Sketching(sketch)), 1).train(IDS, models, ROWS, ASKED)
+    updates = streamed(Channel(metered, Unpacking(), Sketching(sketch)), 1).train(
+        IDS, models, ROWS, ASKED
+    )
     whole = world(sketch)[1].train(IDS, models, ROWS, ASKED)
     assert torch.equal(updates.parts, whole.parts)
     assert torch.equal(updates.signatures, sketch.apply(whole.signatures))
     assert updates.deltas is None
     weighted = whole.sizes[:, None].float() * whole.required_deltas
-    torch.testing.assert_close(updates.sums.groups, torch.stack([weighted[0] + weighted[2], weighted[1]]))
+    torch.testing.assert_close(
+        updates.sums.groups, torch.stack([weighted[0] + weighted[2], weighted[1]])
+    )
     assert updates.ids == tuple(IDS)
     assert metered.meter.bytes_up == len(IDS) * (92 + 3 * 7) * 4
     assert metered.meter.bytes_down == len(IDS) * models[0].nbytes
@@ -127,7 +149,11 @@ def test_answers_of_nobody_are_joined_with_those_of_others():
 
 
 def test_equal_parts_stay_the_same_and_leave_the_rest_out():
-    rounds = [replace(ASKED, number=number, part=(k, 3), part_size=4) for number in (1, 2) for k in range(3)]
+    rounds = [
+        replace(ASKED, number=number, part=(k, 3), part_size=4)
+        for number in (1, 2)
+        for k in range(3)
+    ]
     parts = [each.examples(14, key=7).tolist() for each in rounds]
     assert [len(part) for part in parts] == [4] * 6
     assert len({i for part in parts[:3] for i in part}) == 12
@@ -141,9 +167,19 @@ def test_a_part_takes_its_share_of_the_steps():
 
 @pytest.mark.parametrize(
     ("parts", "size", "batch", "smaller"),
-    [(8, 600, 64, 8), (3, 100, 20, 7), (3, 100, 10, 4), (8, 40, 10, 4), (2, 150, 3, 3), (4, 25, 64, 16), (2, 41, 8, 6)],
+    [
+        (8, 600, 64, 8),
+        (3, 100, 20, 7),
+        (3, 100, 10, 4),
+        (8, 40, 10, 4),
+        (2, 150, 3, 3),
+        (4, 25, 64, 16),
+        (2, 41, 8, 6),
+    ],
 )
-def test_an_equal_part_takes_as_many_steps_as_all_data_in_smaller_batches(parts, size, batch, smaller):
+def test_an_equal_part_takes_as_many_steps_as_all_data_in_smaller_batches(
+    parts, size, batch, smaller
+):
     """By epochs, and by steps, of which it takes as many as pass its share of the examples; 41 leaves 1 of fours."""
     spec = LocalTraining(epochs=2, batch_size=batch, lr=0.1, momentum=0.5)
     asked = replace(ASKED, spec=spec, replicates=parts, part_size=size)

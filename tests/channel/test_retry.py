@@ -27,7 +27,11 @@ class Moody(ScriptedClients):
 
     def train(self, ids, models, assignment, this_round, anchors=None):
         silent = self.silent[this_round.query] if this_round.query < len(self.silent) else set()
-        updates = super().train(ids, models, assignment, this_round).select([i for i in ids if i not in silent])
+        updates = (
+            super()
+            .train(ids, models, assignment, this_round)
+            .select([i for i in ids if i not in silent])
+        )
         left_out = {i: self.why for i in ids if i in silent} if self.why else {}
         return replace(updates, left_out={**updates.left_out, **left_out})
 
@@ -55,7 +59,9 @@ def test_when_all_answer_there_is_nothing_to_tell():
 
 @pytest.mark.parametrize(("what", "query"), [("train", "pretrain"), ("gradients", "gradients")])
 def test_a_round_tells_once_for_each_query_who_was_left_out_and_why(what, query):
-    updates, attended, spy = asked(Moody(DELTAS).hear({9, 2}), replace(ROUND, purpose="pretrain"), what)
+    updates, attended, spy = asked(
+        Moody(DELTAS).hear({9, 2}), replace(ROUND, purpose="pretrain"), what
+    )
     assert updates.ids == (5,)
     assert attended.closed(3) == (LeftOut(0, query, {2: "asleep", 9: "asleep"}),)
     assert len(spy.calls) == 1
@@ -93,7 +99,9 @@ def test_one_that_insists_is_put_again_to_those_who_did_not_answer(what):
 
 def test_who_is_asked_again_is_pulled_to_the_same_model():
     attended, spy = attending(Moody(DELTAS).hear({2, 9}))
-    attended.train((5, 2, 9), MODELS, [0, 0, 0], replace(ROUND, require_all=True), anchors=[0, 1, 0])
+    attended.train(
+        (5, 2, 9), MODELS, [0, 0, 0], replace(ROUND, require_all=True), anchors=[0, 1, 0]
+    )
     assert torch.equal(spy.calls[1].anchors[2], MODELS[1])
     assert torch.equal(spy.calls[1].anchors[9], MODELS[0])
 
@@ -160,7 +168,9 @@ class Shy(ScriptedClients):
     def data(self, query):
         self.asked = [*getattr(self, "asked", []), tuple(query.ids)]
         there = [client + 2 < 4 + 2 * len(self.asked) for client in query.ids]
-        return torch.tensor(query.ids)[:, None, None, None] * torch.tensor(there)[:, None, None, None]
+        return (
+            torch.tensor(query.ids)[:, None, None, None] * torch.tensor(there)[:, None, None, None]
+        )
 
 
 @pytest.mark.parametrize(("last", "events"), [(7, 0), (9, 1)])
@@ -179,7 +189,10 @@ def test_who_sends_no_subspaces_is_asked_again_and_then_left_out(last, events):
 def test_an_evaluation_after_the_step_is_told_of_in_its_own_round():
     class Absent(Moody):
         def evaluate(self, ids, models, assignment, split):
-            return replace(super().evaluate(ids[1:], models, assignment[1:], split), left_out={ids[0]: "asleep"})
+            return replace(
+                super().evaluate(ids[1:], models, assignment[1:], split),
+                left_out={ids[0]: "asleep"},
+            )
 
     attended, _ = attending(Absent(DELTAS))
     attended.evaluate([5, 2], MODELS, [0, 0], "test")
@@ -214,7 +227,9 @@ class Rejected(Moody):
 
 
 def test_clients_of_a_rejected_sum_are_not_asked_again_and_the_round_goes_on():
-    updates, attended, spy = asked(Rejected(DELTAS).hear({5, 2, 9}, why=f"{REJECTED_SUM}: too long"))
+    updates, attended, spy = asked(
+        Rejected(DELTAS).hear({5, 2, 9}, why=f"{REJECTED_SUM}: too long")
+    )
     assert updates.ids == ()
     assert set(updates.left_out) == {5, 2, 9}
     assert len(spy.calls) == 1
@@ -222,7 +237,9 @@ def test_clients_of_a_rejected_sum_are_not_asked_again_and_the_round_goes_on():
 
 
 def test_events_of_all_queries_are_reported_once():
-    updates, attended, _ = asked(Rejected(DELTAS).hear({5, 2}, {5}), replace(ROUND, require_all=True))
+    updates, attended, _ = asked(
+        Rejected(DELTAS).hear({5, 2}, {5}), replace(ROUND, require_all=True)
+    )
     assert updates.ids == (5, 2, 9)
     events = [event for event in attended.closed(3) if isinstance(event, SumRejected)]
     assert [event.clients for event in events] == [(5, 2), (5,), ()]

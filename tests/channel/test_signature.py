@@ -54,7 +54,9 @@ def test_the_seed_alone_decides():
 def test_every_bit_of_the_secret_counts(bit):
     """A generator that takes 32 bits of its seed would leave the server few enough secrets to try them all."""
     v = torch.arange(1000)
-    assert not torch.equal(Permutation(1, 1000, 900).apply(v), Permutation(1 + 2**bit, 1000, 900).apply(v))
+    assert not torch.equal(
+        Permutation(1, 1000, 900).apply(v), Permutation(1 + 2**bit, 1000, 900).apply(v)
+    )
 
 
 def test_anchors_are_undone_as_all_models_are():
@@ -97,7 +99,9 @@ def test_a_sketch_is_linear_row_by_row_and_to_the_last_bit():
     whole = sketch.apply(rows)
     assert torch.equal(torch.stack([sketch.apply(row) for row in rows]), whole)
     assert torch.equal(torch.cat([sketch.apply(some) for some in rows.split(3)]), whole)
-    torch.testing.assert_close(sketch.apply(rows[0] - 2 * rows[1]), whole[0] - 2 * whole[1], rtol=0, atol=1e-4)
+    torch.testing.assert_close(
+        sketch.apply(rows[0] - 2 * rows[1]), whole[0] - 2 * whole[1], rtol=0, atol=1e-4
+    )
 
 
 def test_a_sketch_as_long_as_the_update_keeps_inner_products():
@@ -153,7 +157,9 @@ def test_the_runs_seed_the_length_and_dim_alone_decide_a_sketch():
 
 def three_layers() -> Layout:
     """A body of 6 entries, a BatchNorm of 4 and 5 buffer entries, and a head of 4, tied to a last layer's weight."""
-    module = nn.ModuleDict({"body": nn.Linear(2, 2), "norm": nn.BatchNorm1d(2), "head": nn.Linear(2, 2, bias=False)})
+    module = nn.ModuleDict(
+        {"body": nn.Linear(2, 2), "norm": nn.BatchNorm1d(2), "head": nn.Linear(2, 2, bias=False)}
+    )
     module["last"] = nn.Linear(2, 2, bias=False)
     module["last"].weight = module["head"].weight
     return Layout.of(module)
@@ -174,12 +180,18 @@ def test_some_parameters_alone_may_be_compared(of, columns):
     assert full.dim == len(columns)
     assert torch.equal(full.apply(vectors), vectors[:, columns])
     projected = Signature(kind="projected", dim=3, of=of).sketch(1, three_layers())
-    assert torch.equal(projected.apply(vectors), CountSketch(1, len(columns), 3).apply(vectors[:, columns]))
+    assert torch.equal(
+        projected.apply(vectors), CountSketch(1, len(columns), 3).apply(vectors[:, columns])
+    )
 
 
-@pytest.mark.parametrize(("of", "nearest"), [("haed", "head.weight"), ("norm.running_mean", "norm.bias")])
+@pytest.mark.parametrize(
+    ("of", "nearest"), [("haed", "head.weight"), ("norm.running_mean", "norm.bias")]
+)
 def test_what_is_no_shared_parameter_cannot_be_compared(of, nearest):
-    text = f"signature.of = '{of}' matches no shared parameter of the model; did you mean '{nearest}'"
+    text = (
+        f"signature.of = '{of}' matches no shared parameter of the model; did you mean '{nearest}'"
+    )
     with pytest.raises(ConfigError, match=re.escape(text)):
         Signature(of=of).sketch(1, three_layers())
 
@@ -195,10 +207,13 @@ def test_updates_are_compared_by_some_parameters_and_long_by_all():
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "rule"), [("kind", "sketch", "'full', 'projected' or 'signs'"), ("dim", 0, "at least 1")]
+    ("name", "value", "rule"),
+    [("kind", "sketch", "'full', 'projected' or 'signs'"), ("dim", 0, "at least 1")],
 )
 def test_a_signature_out_of_range_is_refused(name, value, rule):
-    with pytest.raises(ConfigError, match=re.escape(f"signature.{name} should be {rule}, got {value!r}")):
+    with pytest.raises(
+        ConfigError, match=re.escape(f"signature.{name} should be {rule}, got {value!r}")
+    ):
         Signature(**{name: value})
 
 
@@ -206,7 +221,9 @@ def test_a_signature_out_of_range_is_refused(name, value, rule):
 def test_the_server_projects_what_it_receives_permuted(what):
     """Signatures are S·P·Δθ; updates, norms and evaluations are untouched."""
     deltas = torch.randn(3, 40, generator=torch.Generator().manual_seed(0))
-    clients = ScriptedClients(dict(enumerate(deltas.tolist())), right=lambda client, model: client / 4)
+    clients = ScriptedClients(
+        dict(enumerate(deltas.tolist())), right=lambda client, model: client / 4
+    )
     P, sketch = Permutation(1, 40, 40), CountSketch(2, 40, 8)
     permuted = Channel(clients, Permuting(P))
     server = Channel(permuted, Sketching(sketch))
@@ -214,7 +231,10 @@ def test_the_server_projects_what_it_receives_permuted(what):
     assert torch.equal(updates.deltas, P.apply(deltas[[2, 0]]))
     assert torch.equal(updates.signatures, sketch.apply(P.apply(deltas[[2, 0]])))
     torch.testing.assert_close(updates.norms, deltas[[2, 0]].double().norm(dim=1))
-    assert server.evaluate([1, 2], torch.zeros(1, 40), [0, 0], "test").scores[:, 0].tolist() == [0.25, 0.5]
+    assert server.evaluate([1, 2], torch.zeros(1, 40), [0, 0], "test").scores[:, 0].tolist() == [
+        0.25,
+        0.5,
+    ]
 
 
 @pytest.mark.parametrize(("size", "dim"), [(92, 46), (7850, 512), (2**20 + 3, 64)])

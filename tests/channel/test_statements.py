@@ -48,7 +48,11 @@ def asking(federation, number: int = 2, **settings) -> Clients:
 
 def rows(reply) -> torch.Tensor:
     """Return a reply to an evaluation or another query with a row for each client."""
-    return torch.cat([reply.scores, reply.losses[:, None]], 1).view(N, -1) if hasattr(reply, "scores") else reply
+    return (
+        torch.cat([reply.scores, reply.losses[:, None]], 1).view(N, -1)
+        if hasattr(reply, "scores")
+        else reply
+    )
 
 
 BY_CLIENT = [name for name in QUERIES if name != "statistics"]
@@ -66,17 +70,24 @@ def test_answers_of_every_kind_are_about_poisoned_data(name):
     """FLUX's descriptors, FlexCFL's shifts and sums were once about clean data."""
     held = poison_federation(FEDERATION, ADVERSARIES, LabelFlip.of(FEDERATION.pool), 0)
     query, plain = QUERIES[name], simulated(flipped_by_hand(), perceptron())[0]
-    if name == "shifts":  # what is counted in a first round, before data is poisoned, is what shifts are seen by
+    if (
+        name == "shifts"
+    ):  # what is counted in a first round, before data is poisoned, is what shifts are seen by
         both = simulated(held, perceptron())[0]
         both.ask(replace(query, round=1))
         lying = Lying(Adversary(kind="label_flip", share=0.3), ADVERSARIES, FEDERATION.keys)
         lying.begin(2)
-        assert Channel(both, lying).ask(replace(query, share=0.1)).nonzero().flatten().tolist() == ADVERSARIES
+        assert (
+            Channel(both, lying).ask(replace(query, share=0.1)).nonzero().flatten().tolist()
+            == ADVERSARIES
+        )
         return
     reply, expected = asking(held, kind="label_flip").ask(query), plain.ask(query)
     if name == "statistics":
         assert torch.equal(reply.labels, expected.labels)
-        assert not torch.equal(reply.labels, simulated(FEDERATION, perceptron())[0].ask(query).labels)
+        assert not torch.equal(
+            reply.labels, simulated(FEDERATION, perceptron())[0].ask(query).labels
+        )
     else:
         torch.testing.assert_close(rows(reply), rows(expected))
 
@@ -89,15 +100,22 @@ def test_a_false_statement_is_that_of_adversaries_alone_and_from_their_round_on(
     assert torch.equal(false[HONEST], honest[HONEST])
     for client in ADVERSARIES:
         assert not torch.equal(false[client], honest[client])
-    assert torch.equal(rows(asking(FEDERATION, number=1, lies=name, from_round=2).ask(query)), honest)
+    assert torch.equal(
+        rows(asking(FEDERATION, number=1, lies=name, from_round=2).ask(query)), honest
+    )
     others = [lie for lie in LIES if lie not in (name, "signatures")]
-    assert torch.equal(rows(asking(FEDERATION, lies=others).ask(query)), honest), "each lie is of its kind alone"
+    assert torch.equal(rows(asking(FEDERATION, lies=others).ask(query)), honest), (
+        "each lie is of its kind alone"
+    )
 
 
 @pytest.mark.parametrize("name", ["losses", "scores"])
 def test_what_is_reported_of_models_is_swapped_by_rank(name):
     query = QUERIES[name]
-    honest, false = simulated(FEDERATION, perceptron())[0].ask(query), asking(FEDERATION, lies=(name,)).ask(query)
+    honest, false = (
+        simulated(FEDERATION, perceptron())[0].ask(query),
+        asking(FEDERATION, lies=(name,)).ask(query),
+    )
     for client in ADVERSARIES:
         places = slice(3 * client, 3 * client + 3)
         truth, told = honest.losses[places], false.losses[places]
@@ -111,20 +129,28 @@ def test_what_is_reported_of_models_is_swapped_by_rank(name):
 
 def test_scores_on_test_data_are_always_true():
     query = evaluation("test")
-    truth, told = simulated(FEDERATION, perceptron())[0].ask(query), asking(FEDERATION, lies=["losses", "scores"])
+    truth, told = (
+        simulated(FEDERATION, perceptron())[0].ask(query),
+        asking(FEDERATION, lies=["losses", "scores"]),
+    )
     assert torch.equal(rows(truth), rows(told.ask(query)))
 
 
 def test_false_subspaces_are_orthonormal_and_differ_by_client():
     false = asking(FEDERATION, lies="subspaces").ask(QUERIES["subspaces"])
     one, other = false[ADVERSARIES].double()
-    torch.testing.assert_close(one.mT @ one, torch.eye(2).expand(len(one), 2, 2).double(), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        one.mT @ one, torch.eye(2).expand(len(one), 2, 2).double(), atol=1e-5, rtol=0
+    )
     assert not torch.allclose(one, other, atol=0.1)
 
 
 def test_false_statistics_have_the_rarest_label_alone_and_inputs_far_off():
     alone = StatisticsQuery([ADVERSARIES[0]], labels=FEDERATION.pool.outputs)
-    truth, false = simulated(FEDERATION, perceptron())[0].ask(alone), asking(FEDERATION, lies="statistics").ask(alone)
+    truth, false = (
+        simulated(FEDERATION, perceptron())[0].ask(alone),
+        asking(FEDERATION, lies="statistics").ask(alone),
+    )
     assert false.count == truth.count
     assert false.labels.tolist()[int(truth.labels.argmin())] == int(truth.labels.sum())
     whole = asking(FEDERATION, lies="statistics").ask(QUERIES["statistics"])
@@ -132,15 +158,24 @@ def test_false_statistics_have_the_rarest_label_alone_and_inputs_far_off():
 
 
 def test_honest_signatures_stand_beside_a_false_mean():
-    sketch, this_round = CountSketch(0, MODELS.shape[1], MODELS.shape[1]), replace(ROUND, replicates=2)
+    sketch, this_round = (
+        CountSketch(0, MODELS.shape[1], MODELS.shape[1]),
+        replace(ROUND, replicates=2),
+    )
     query = UpdateQuery(EVERYBODY, "train", MODELS[:1], [0] * N, this_round)
 
     def sent(**settings):
-        lying = Lying(Adversary(kind="scaled", factor=-3.0, share=0.3, **settings), ADVERSARIES, FEDERATION.keys)
+        lying = Lying(
+            Adversary(kind="scaled", factor=-3.0, share=0.3, **settings),
+            ADVERSARIES,
+            FEDERATION.keys,
+        )
         middleware = *client_side(sketch=sketch, lying=lying), Unpacking()
         return Channel(simulated(FEDERATION, perceptron())[0], *middleware).ask(query)
 
-    honest = Channel(simulated(FEDERATION, perceptron())[0], Replicating(sketch), Unpacking()).ask(query)
+    honest = Channel(simulated(FEDERATION, perceptron())[0], Replicating(sketch), Unpacking()).ask(
+        query
+    )
     false, agreeing = sent(lies="signatures"), sent()
     torch.testing.assert_close(false.parts, honest.parts)
     torch.testing.assert_close(false.deltas[ADVERSARIES], -3 * honest.deltas[ADVERSARIES])
@@ -154,8 +189,14 @@ def test_honest_signatures_stand_beside_a_false_mean():
     [
         ({"lies": "loses"}, "unknown adversary.lies: 'loses'; did you mean 'losses'"),
         ({"lies": ["shifts", "sizes"]}, "unknown adversary.lies: 'sizes'"),
-        ({"lies": "signatures"}, "adversary.kind should be one of sign_flip, .* beside a false update, got ''"),
-        ({"lies": "signatures", "kind": "label_flip"}, "adversary.kind should be one of .*, got 'label_flip'"),
+        (
+            {"lies": "signatures"},
+            "adversary.kind should be one of sign_flip, .* beside a false update, got ''",
+        ),
+        (
+            {"lies": "signatures", "kind": "label_flip"},
+            "adversary.kind should be one of .*, got 'label_flip'",
+        ),
         ({"share": 0.2}, "unknown adversary.kind: ''"),
     ],
 )

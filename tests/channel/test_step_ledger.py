@@ -48,8 +48,12 @@ def test_epsilon_is_that_of_dp_accounting(steps):
 
 def test_a_step_on_all_examples_is_a_gaussian_mechanism():
     """Of sensitivity C, so σ = 4 is what z = 8 is for whole updates, which lie 2C apart."""
-    assert epsilon_of_steps({(1.0, 4.0): 1}, DELTA) == pytest.approx(epsilon_of({8.0: 1}, DELTA), rel=2e-3)
-    assert epsilon_of_steps({}, DELTA, {8.0: 1}) == pytest.approx(epsilon_of({8.0: 1}, DELTA), rel=2e-3)
+    assert epsilon_of_steps({(1.0, 4.0): 1}, DELTA) == pytest.approx(
+        epsilon_of({8.0: 1}, DELTA), rel=2e-3
+    )
+    assert epsilon_of_steps({}, DELTA, {8.0: 1}) == pytest.approx(
+        epsilon_of({8.0: 1}, DELTA), rel=2e-3
+    )
     both = epsilon_of_steps({(1.0, 4.0): 2}, DELTA, {8.0: 1})
     assert both == pytest.approx(epsilon_of({8.0: 3}, DELTA), rel=2e-3)
 
@@ -70,13 +74,17 @@ def test_nothing_costs_nothing_and_a_step_without_noise_costs_all():
 
 @pytest.mark.parametrize("delta", [0, 1, math.nan])
 def test_delta_out_of_range_is_named(delta):
-    with pytest.raises(ConfigError, match=f"delta should be greater than 0 and less than 1, got {delta}"):
+    with pytest.raises(
+        ConfigError, match=f"delta should be greater than 0 and less than 1, got {delta}"
+    ):
         epsilon_of_steps({(0.1, 1.0): 1}, delta)
 
 
 def test_without_dp_accounting_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
-    with pytest.raises(MissingExtraError, match=r"stating ε needs the package 'dp-accounting'.*fedclade\[privacy\]"):
+    with pytest.raises(
+        MissingExtraError, match=r"stating ε needs the package 'dp-accounting'.*fedclade\[privacy\]"
+    ):
         epsilon_of_steps({}, DELTA)
 
 
@@ -89,7 +97,9 @@ def test_a_ledger_adds_up_rounds_runs_rates_and_noise(tmp_path):
         (8.0, {0.1: 1}, "second", 1),
     ]:
         StepLedger(path).book(sigma, rates, run, number)
-    booked = [(e.run, e.round, e.noise_multiplier, e.rate, e.steps) for e in StepLedger(path).entries()]
+    booked = [
+        (e.run, e.round, e.noise_multiplier, e.rate, e.steps) for e in StepLedger(path).entries()
+    ]
     assert booked == [
         *(("first", 1, 4.0, 0.1, 10), ("first", 2, 4.0, 0.1, 5), ("first", 2, 4.0, 0.2, 3)),
         ("second", 1, 8.0, 0.1, 1),
@@ -108,12 +118,18 @@ def test_whole_updates_count_as_well(tmp_path):
 
 
 def test_a_budget_holds_over_runs(tmp_path):
-    path, cost = tmp_path / "ledger.json", [epsilon_of_steps({(0.1, 1.0): n}, DELTA) for n in (20, 40, 60)]
+    path, cost = (
+        tmp_path / "ledger.json",
+        [epsilon_of_steps({(0.1, 1.0): n}, DELTA) for n in (20, 40, 60)],
+    )
     ledger = StepLedger(path, Budget(epsilon=cost[1] * 1.01, delta=DELTA, level="example"))
     ledger.book(1.0, {0.1: 20}, "first", 1)
     ledger.book(1.0, {0.1: 20}, "second", 1)
     before = path.read_bytes()
-    with pytest.raises(PrivacyError, match=rf"would have spent ε = {cost[2]:.4g} at δ = 1e-05, more than its budget"):
+    with pytest.raises(
+        PrivacyError,
+        match=rf"would have spent ε = {cost[2]:.4g} at δ = 1e-05, more than its budget",
+    ):
         ledger.book(1.0, {0.1: 20}, "second", 2)
     assert path.read_bytes() == before
 
@@ -125,7 +141,8 @@ def test_half_a_ledger_is_no_ledger(tmp_path, share):
     half = path.read_bytes()[: int(share * path.stat().st_size)]
     path.write_bytes(half)
     with pytest.raises(
-        PrivacyError, match=r"the privacy ledger .*ledger.json is damaged, so what this client has spent"
+        PrivacyError,
+        match=r"the privacy ledger .*ledger.json is damaged, so what this client has spent",
     ):
         StepLedger(path).book(4.0, {0.1: 5}, "run", 2)
     assert path.read_bytes() == half

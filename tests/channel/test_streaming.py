@@ -26,7 +26,16 @@ from fedclade.core.clients import Clients
 from fedclade.core.queries import Round
 from fedclade.core.updates import Updates
 from fedclade.runs import decide_stream
-from tests.tiny import ScriptedClients, SpyClients, federation_of, linear, play, replicating, simulated, streamed
+from tests.tiny import (
+    ScriptedClients,
+    SpyClients,
+    federation_of,
+    linear,
+    play,
+    replicating,
+    simulated,
+    streamed,
+)
 
 SIZES = {0: 4, 1: 9, 2: 9, 3: 2, 4: 5}
 ASSIGNMENT = [1, 0, 1, 2, 0]
@@ -39,7 +48,9 @@ SPEC = LocalTraining(epochs=2, batch_size=10, lr=0.2)
 
 def scripted(n_entries: int = 6) -> ScriptedClients:
     deltas = torch.randn(5, n_entries, generator=torch.Generator().manual_seed(0))
-    return ScriptedClients(dict(enumerate(deltas.tolist())), SIZES, right=lambda client, model: client / 8)
+    return ScriptedClients(
+        dict(enumerate(deltas.tolist())), SIZES, right=lambda client, model: client / 8
+    )
 
 
 def asked(clients: Clients, what: str = "train", models: torch.Tensor | None = None) -> Updates:
@@ -88,7 +99,11 @@ class Silent(ScriptedClients):
     """Clients of whom two do not answer."""
 
     def train(self, ids, models, assignment, this_round, anchors=None):
-        updates = super().train(ids, models, assignment, this_round).select([i for i in ids if i not in (2, 3)])
+        updates = (
+            super()
+            .train(ids, models, assignment, this_round)
+            .select([i for i in ids if i not in (2, 3)])
+        )
         return replace(updates, left_out={client: "asleep" for client in ids if client in (2, 3)})
 
 
@@ -106,7 +121,10 @@ def test_who_does_not_answer_is_in_no_sum(at_once):
 
 def test_evaluations_pass_through():
     stream = streamed(scripted(), 2)
-    assert stream.evaluate([1, 4], torch.zeros(1, 6), [0, 0], "test").scores[:, 0].tolist() == [1 / 8, 4 / 8]
+    assert stream.evaluate([1, 4], torch.zeros(1, 6), [0, 0], "test").scores[:, 0].tolist() == [
+        1 / 8,
+        4 / 8,
+    ]
     assert stream.ids == (0, 1, 2, 3, 4)
     assert stream.sizes == SIZES
 
@@ -134,7 +152,9 @@ def test_a_run_that_streams_is_the_run_that_does_not_but_for_rounding(algorithm,
     assert not algorithm.needs_updates
     plain, stream = played(algorithm, fraction, None), played(algorithm, fraction, at_once)
     for ours, theirs in zip(plain.states, stream.states, strict=True):
-        assert [node.members for node in theirs.tree.nodes] == [node.members for node in ours.tree.nodes]
+        assert [node.members for node in theirs.tree.nodes] == [
+            node.members for node in ours.tree.nodes
+        ]
         for a, b in zip(ours.tree.nodes, theirs.tree.nodes, strict=True):
             torch.testing.assert_close(b.params, a.params, rtol=0, atol=1e-5)
             assert (a.cached is None) == (b.cached is None)
@@ -144,7 +164,9 @@ def test_a_run_that_streams_is_the_run_that_does_not_but_for_rounding(algorithm,
         assert theirs.losses.keys() == ours.losses.keys()
         for node, criteria in ours.criteria.items():
             assert theirs.criteria[node].members == criteria.members
-            assert theirs.criteria[node].numbers == pytest.approx(criteria.numbers, rel=1e-3, abs=1e-5)
+            assert theirs.criteria[node].numbers == pytest.approx(
+                criteria.numbers, rel=1e-3, abs=1e-5
+            )
     assert isinstance(algorithm, CFL | ReplicatedCFL) == any(log.events for log in plain.logs)
 
 
@@ -159,8 +181,13 @@ def test_the_order_of_clients_in_a_call_changes_nothing_in_a_stream():
 
 
 def test_a_method_that_compares_nothing_streams_without_sketches():
-    federation, settings = federation_of(TRUTH, EXAMPLES, seed=1), {"rounds": 2, "local": SPEC, "engine": "loop"}
-    plain, stream = (simulate(FedAvg(), linear(1), federation, stream=each, **settings) for each in (False, True))
+    federation, settings = (
+        federation_of(TRUTH, EXAMPLES, seed=1),
+        {"rounds": 2, "local": SPEC, "engine": "loop"},
+    )
+    plain, stream = (
+        simulate(FedAvg(), linear(1), federation, stream=each, **settings) for each in (False, True)
+    )
     torch.testing.assert_close(stream.tree.nodes[0].model, plain.tree.nodes[0].model)
     with pytest.raises(ConfigError, match="stream = true: signatures of kind 'full'"):
         simulate(CFL(), linear(1), federation, stream=True, **settings)
@@ -176,7 +203,9 @@ def test_a_method_that_compares_nothing_streams_without_sketches():
         (FeSEM(), Signature(kind="projected"), False),
     ],
 )
-def test_updates_that_come_from_elsewhere_are_summed_there_where_that_will_do(algorithm, signature, streams):
+def test_updates_that_come_from_elsewhere_are_summed_there_where_that_will_do(
+    algorithm, signature, streams
+):
     settings = RunSettings(signature=signature)
     assert decide_stream(settings, algorithm, 1000, 10**9, remote=True) == streams
     assert not decide_stream(settings, algorithm, 1000, 10**9)

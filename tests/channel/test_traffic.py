@@ -15,7 +15,10 @@ def test_the_meter_counts_models_down_and_updates_up():
     this_round = Round(1, LocalTraining())
     before = metered.meter.readings()
     metered.train([0, 1], torch.zeros(1, 3), [0, 0], this_round)
-    assert (metered.meter.readings()["bytes_down"], metered.meter.readings()["bytes_up"]) == (2 * 3 * 4, 2 * 3 * 4)
+    assert (metered.meter.readings()["bytes_down"], metered.meter.readings()["bytes_up"]) == (
+        2 * 3 * 4,
+        2 * 3 * 4,
+    )
     metered.gradients([1], torch.zeros(1, 3), [0], this_round)
     metered.evaluate([0, 1], torch.zeros(1, 3), [0, 0], "test")
     used = metered.meter.since(before, seconds=5.0)
@@ -31,17 +34,24 @@ def test_a_second_model_travels_where_the_proximal_term_pulls_to_another_one():
     metered = Metered(ScriptedClients({0: [1, 2, 3], 1: [1, 2, 3]}))
     for mu, models_down in ((0.5, 3), (0.0, 2)):
         before = metered.meter.readings()
-        metered.train([0, 1], torch.zeros(2, 3), [0, 1], Round(1, LocalTraining(mu=mu)), anchors=[0, 0])
+        metered.train(
+            [0, 1], torch.zeros(2, 3), [0, 1], Round(1, LocalTraining(mu=mu)), anchors=[0, 0]
+        )
         assert metered.meter.since(before, seconds=1.0)["bytes_down"] == models_down * 3 * 4
 
 
-@pytest.mark.parametrize(("travels", "down", "up"), [("all", 24, 24), ("updates", 0, 24), ("nothing", 0, 0)])
+@pytest.mark.parametrize(
+    ("travels", "down", "up"), [("all", 24, 24), ("updates", 0, 24), ("nothing", 0, 0)]
+)
 def test_the_meter_counts_what_a_round_says_that_travels(travels, down, up):
     """Two clients, 3 float32 entries."""
     metered = Metered(ScriptedClients({0: [1, 2, 3], 1: [1, 2, 3]}))
     this_round = Round(1, LocalTraining(mu=1.0), communicates=travels)
     metered.train([0, 1], torch.zeros(2, 3), [0, 1], this_round, anchors=[0, 1])
-    assert (metered.meter.readings()["bytes_down"], metered.meter.readings()["bytes_up"]) == (down, up)
+    assert (metered.meter.readings()["bytes_down"], metered.meter.readings()["bytes_up"]) == (
+        down,
+        up,
+    )
 
 
 def test_models_that_clients_choose_from_by_their_training_data_are_sent_to_them():
@@ -50,7 +60,10 @@ def test_models_that_clients_choose_from_by_their_training_data_are_sent_to_them
     metered.evaluate([0, 0, 1, 1], torch.zeros(2, 3), [0, 1, 0, 1], "train")
     for split in ("validation", "test"):
         metered.evaluate([0, 1], torch.zeros(2, 3), [0, 1], split)
-    assert (metered.meter.readings()["bytes_down"], metered.meter.readings()["bytes_up"]) == (2 * 2 * 3 * 4, 0)
+    assert (metered.meter.readings()["bytes_down"], metered.meter.readings()["bytes_up"]) == (
+        2 * 2 * 3 * 4,
+        0,
+    )
 
 
 def test_the_meter_passes_ids_and_sizes_on():

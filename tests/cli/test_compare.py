@@ -8,11 +8,17 @@ import pytest
 from fedclade.cli import compare, main
 from fedclade.config import check_config
 
-DIGITS = {"rounds": 1, "data": {"name": "digits", "clients": 2, "samples_per_client": 40}, "model": {"name": "mclr"}}
+DIGITS = {
+    "rounds": 1,
+    "data": {"name": "digits", "clients": 2, "samples_per_client": 40},
+    "model": {"name": "mclr"},
+}
 
 
 @pytest.mark.parametrize("extras", [True, False])
-def test_pictures_are_announced_if_there_are_some(extras, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+def test_pictures_are_announced_if_there_are_some(
+    extras, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+):
     """Without the extra ``report`` nothing can draw them."""
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(compare, "read_config", lambda *_: check_config(DIGITS))
@@ -46,7 +52,8 @@ def test_a_comparison_goes_on_when_the_figures_of_a_run_break(tmp_path, monkeypa
     for name in "ab":
         (tmp_path / f"{name}.toml").write_text(SMALL)
     monkeypatch.setattr(
-        "fedclade.report.tables.save_figures", lambda run, folder: {}["figure"] if "a" in folder.parts else []
+        "fedclade.report.tables.save_figures",
+        lambda run, folder: {}["figure"] if "a" in folder.parts else [],
     )
     compare.compare(["a.toml", "b.toml"], out=Path("out"), quiet=True)
     out = capsys.readouterr().out
@@ -78,7 +85,10 @@ def _full(source, target):
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["compare", "own.toml", "--only", "fedavgg*"], "--only 'fedavgg*' matches none of the runs, which are own"),
+        (
+            ["compare", "own.toml", "--only", "fedavgg*"],
+            "--only 'fedavgg*' matches none of the runs, which are own",
+        ),
         (
             ["run", "own.toml", "--set", "min_clients=3"],
             "min_clients should be at most the clients of a round, 2 of 2, or no model ever moves, got 3",
@@ -87,18 +97,26 @@ def _full(source, target):
             ["run", "own.toml", "--set", "model.name=mlp", "--set", "model.hidden=0"],
             "model.hidden should be at least 1, got 0",
         ),
-        (["compare", "a b.toml", "a-b.toml"], "names of their own, got 'a b' and 'a-b', which share the folder a-b"),
+        (
+            ["compare", "a b.toml", "a-b.toml"],
+            "names of their own, got 'a b' and 'a-b', which share the folder a-b",
+        ),
         (["run", "own.toml", "--out", "x" * 300], "file name too long: 'xxx"),
         (["report", "several/one", "several/../several/one"], "each run can be compared once, got"),
         (["report", "several"], "choose one of several/one, several/two"),
-        (["reproduce", "cfl-fig1-xor", "--scale", "smoke", "--out", "own.toml"], "cannot make the folder own.toml"),
+        (
+            ["reproduce", "cfl-fig1-xor", "--scale", "smoke", "--out", "own.toml"],
+            "cannot make the folder own.toml",
+        ),
         (
             ["reproduce", "cfl-fig1-xor", "--scale", "smoke", "--set", "seeds=x"],
             "cfl-fig1-xor: seeds should be like [0, 1, 2",
         ),
     ],
 )
-def test_what_cannot_be_meant_is_said_before_anything_runs(arguments, why, tmp_path, monkeypatch, capsys):
+def test_what_cannot_be_meant_is_said_before_anything_runs(
+    arguments, why, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.toml").write_text(SMALL)
     for name in ("a b.toml", "a-b.toml"):
@@ -111,7 +129,12 @@ def test_what_cannot_be_meant_is_said_before_anything_runs(arguments, why, tmp_p
     assert ended.value.code == 2
     told = capsys.readouterr()
     assert why in " ".join((told.out + told.err).split())
-    assert {path.name for path in tmp_path.iterdir()} == {"own.toml", "a b.toml", "a-b.toml", "several"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "own.toml",
+        "a b.toml",
+        "a-b.toml",
+        "several",
+    }
 
 
 def test_the_help_of_an_argument_is_shown(monkeypatch, capsys):

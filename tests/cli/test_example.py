@@ -32,7 +32,9 @@ def test_an_example_is_copied_with_a_config_that_reads_its_files(tmp_path: Path)
     assert federation.clients[0].name == "hospital-00"
 
 
-def test_without_out_the_folder_has_the_name_of_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_without_out_the_folder_has_the_name_of_the_example(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.chdir(tmp_path)
     call("hospitals")
     copied = sorted(path.name for path in Path("hospitals").iterdir())
@@ -41,24 +43,32 @@ def test_without_out_the_folder_has_the_name_of_the_example(tmp_path: Path, monk
 
 def test_an_unknown_example_is_refused_with_the_known_ones():
     with pytest.raises(
-        ConfigError, match=re.escape(f"unknown example 'banks'; available: {', '.join(list_examples())}")
+        ConfigError,
+        match=re.escape(f"unknown example 'banks'; available: {', '.join(list_examples())}"),
     ):
         call("banks")
 
 
 def test_a_folder_that_exists_is_left_alone(tmp_path: Path):
-    with pytest.raises(ConfigError, match=re.escape(f"{tmp_path} exists already; name another folder with --out")):
+    with pytest.raises(
+        ConfigError, match=re.escape(f"{tmp_path} exists already; name another folder with --out")
+    ):
         call("hospitals", "--out", str(tmp_path))
     assert not list(tmp_path.iterdir())
 
 
-def test_an_example_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_example_that_cannot_be_written_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     def fail(source: Path, target: Path) -> None:
         target.mkdir()
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(shutil, "copytree", fail)
     folder = tmp_path / "hospitals"
-    with pytest.raises(RunError, match=re.escape(f"cannot write {folder}: [Errno 28] No space left on device; name")):
+    with pytest.raises(
+        RunError,
+        match=re.escape(f"cannot write {folder}: [Errno 28] No space left on device; name"),
+    ):
         call("hospitals", "--out", str(folder))
     assert not folder.exists()

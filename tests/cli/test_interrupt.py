@@ -25,7 +25,10 @@ def test_one_signal_asks_and_a_second_stops_at_once(number, capfd):
             assert not stop()
             signal.raise_signal(number)
             assert stop()
-            assert capfd.readouterr().err == "\nstopping after this round; Ctrl-C again stops at once\n"
+            assert (
+                capfd.readouterr().err
+                == "\nstopping after this round; Ctrl-C again stops at once\n"
+            )
             signal.raise_signal(number)
             pytest.fail("the second signal did not stop it")
 
@@ -70,7 +73,10 @@ def test_a_terminal_that_is_closed_asks_and_what_is_printed_to_it_then_does_no_h
 
 
 def test_an_interrupted_run_says_what_the_command_says():
-    with pytest.raises(RunInterrupted, match=r"^interrupted after round 3; continue with: this$"), interruptible(then):
+    with (
+        pytest.raises(RunInterrupted, match=r"^interrupted after round 3; continue with: this$"),
+        interruptible(then),
+    ):
         raise RunInterrupted("interrupted after round 3", "nothing was kept")
 
 

@@ -99,7 +99,9 @@ def command(
     sys.modules.pop("users_package", None)
 
 
-def test_ls_lists_what_packages_add_and_what_is_wrong_with_it_in_a_line(command: Callable[..., tuple[list[str], str]]):
+def test_ls_lists_what_packages_add_and_what_is_wrong_with_it_in_a_line(
+    command: Callable[..., tuple[list[str], str]],
+):
     package = "(users-package 1.2)"
     lines, _ = command("ls", "algorithms")
     assert f"clusters Clusters of one's own {package}" in lines
@@ -108,13 +110,24 @@ def test_ls_lists_what_packages_add_and_what_is_wrong_with_it_in_a_line(command:
         "gone algorithm 'gone' of package users-package cannot be imported (users_package:Gone): module "
         f"'users_package' has no attribute 'Gone' {package}"
     ) in lines
-    assert any(line.startswith("function algorithm 'function' should be a subclass of fedclade.Algo") for line in lines)
-    assert any(line.startswith("unfinished algorithm 'unfinished' should define init, step") for line in lines)
-    assert f"cfl hidden by the built-in entry of this name: use users_package:Clusters {package}" in lines
+    assert any(
+        line.startswith("function algorithm 'function' should be a subclass of fedclade.Algo")
+        for line in lines
+    )
+    assert any(
+        line.startswith("unfinished algorithm 'unfinished' should define init, step")
+        for line in lines
+    )
+    assert (
+        f"cfl hidden by the built-in entry of this name: use users_package:Clusters {package}"
+        in lines
+    )
     assert sum(line.startswith("cfl ") for line in lines) == 2
     assert f"shallow A shallow model {package}" in command("ls", "models")[0]
     (line,) = (line for line in command("ls", "partitions")[0] if line.startswith("shallow "))
-    assert line.startswith("shallow partition 'shallow' should take (pool, clients, seed), and options after a *, got")
+    assert line.startswith(
+        "shallow partition 'shallow' should take (pool, clients, seed), and options after a *, got"
+    )
 
 
 def test_ls_lists_tasks(command: Callable[..., tuple[list[str], str]]):
@@ -132,12 +145,21 @@ def test_ls_alone_lists_everything(command: Callable[..., tuple[list[str], str]]
     assert "clusters Clusters of one's own (users-package 1.2)" in lines
 
 
-def test_cite_asks_what_is_not_fedclades_own_for_its_citation(command: Callable[..., tuple[list[str], str]]):
+def test_cite_asks_what_is_not_fedclades_own_for_its_citation(
+    command: Callable[..., tuple[list[str], str]],
+):
     for name in ("clusters", "users_package:Clusters"):
         assert command("cite", name) == (["@article{own2026,", "}"], "")
-    assert command("cite", "shallow")[1].endswith("shallow has no citation; it should be a string with BibTeX\n")
-    assert "unknown name to cite 'cluster'; did you mean 'clusters'?" in command("cite", "cluster")[1]
-    assert "what to cite, 'users_package:Cluster' cannot be imported" in command("cite", "users_package:Cluster")[1]
+    assert command("cite", "shallow")[1].endswith(
+        "shallow has no citation; it should be a string with BibTeX\n"
+    )
+    assert (
+        "unknown name to cite 'cluster'; did you mean 'clusters'?" in command("cite", "cluster")[1]
+    )
+    assert (
+        "what to cite, 'users_package:Cluster' cannot be imported"
+        in command("cite", "users_package:Cluster")[1]
+    )
 
 
 def test_cite_prints_the_citations_of_a_record(command: Callable[..., tuple[list[str], str]]):
@@ -145,13 +167,21 @@ def test_cite_prints_the_citations_of_a_record(command: Callable[..., tuple[list
         lines, error = command("cite", name)
         assert error == ""
         assert lines[:3] == ["@misc{record2026}", "", "@article{sattler2021cfl,"]
-    assert command("cite", "uncited")[1].endswith("uncited does not say how to cite it: its record has no citations\n")
-    assert "local does not say how to cite it: its record has no citations" in command("cite", "local")[1]
+    assert command("cite", "uncited")[1].endswith(
+        "uncited does not say how to cite it: its record has no citations\n"
+    )
+    assert (
+        "local does not say how to cite it: its record has no citations"
+        in command("cite", "local")[1]
+    )
     message = "unknown key of fedclade's citations 'satler2021cfl'; did you mean 'sattler2021cfl'? (known: "
     error = command("cite", "miscited")[1]
     assert message in error
     assert "; or give BibTeX" in error
-    assert "unknown name to cite 'recordet'; did you mean 'recorded'?" in command("cite", "recordet")[1]
+    assert (
+        "unknown name to cite 'recordet'; did you mean 'recorded'?"
+        in command("cite", "recordet")[1]
+    )
 
 
 def test_ls_lists_engines_and_those_of_a_cluster(command: Callable[..., tuple[list[str], str]]):

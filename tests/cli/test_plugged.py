@@ -50,7 +50,9 @@ Call = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Call]:
+def call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Call]:
     """Call the command line where a package with commands is installed."""
     (tmp_path / "tea_commands.py").write_text(SOURCE)
     info = tmp_path / "tea-1.0.dist-info"
@@ -98,7 +100,9 @@ def test_help_lists_added_commands_after_those_of_fedclade(call: Call):
     assert code == 0
     assert 0 < out.index("│ data ") < out.index("│ brew ") < out.index("│ leaf ")
     assert "Brew some tea." in out
-    assert "package tea cannot be imported" in out, "a broken command says so, and all others are listed"
+    assert "package tea cannot be imported" in out, (
+        "a broken command says so, and all others are listed"
+    )
 
 
 def test_a_package_is_not_imported_for_other_commands(call: Call):
@@ -114,13 +118,18 @@ def test_no_package_replaces_a_command_of_fedclade(call: Call):
 def test_a_command_that_cannot_be_imported_says_why(call: Call):
     code, _, err = call("spill", "--all")
     assert code == 2
-    assert err.startswith("error: command 'spill' of package tea cannot be imported (tea_commands:nothing): module")
+    assert err.startswith(
+        "error: command 'spill' of package tea cannot be imported (tea_commands:nothing): module"
+    )
     assert err.count("\n") == 1
 
 
 def test_a_command_that_is_neither_a_function_nor_an_app_is_refused(call: Call):
     code, _, err = call("count")
-    assert (code, err) == (2, "error: command 'count' should name a function or a typer.Typer, got 3\n")
+    assert (code, err) == (
+        2,
+        "error: command 'count' should name a function or a typer.Typer, got 3\n",
+    )
 
 
 @pytest.mark.parametrize("arguments", [(), ("--help",), ("cfl-fig3-theory", "--scale", "smoke")])

@@ -12,16 +12,22 @@ from fedclade.core import Updates, mean
 
 def updates(deltas, sizes=None, n_parameters=2) -> Updates:
     n = len(deltas)
-    return Updates.received(range(n), sizes or [1] * n, torch.tensor(deltas), n_parameters, torch.zeros(n), 1)
+    return Updates.received(
+        range(n), sizes or [1] * n, torch.tensor(deltas), n_parameters, torch.zeros(n), 1
+    )
 
 
 def criteria_of(made: Updates, *, compared: bool = False) -> SplitCriteria:
-    return SplitCriteria.of(made, mean(made), cosine_similarity(made.signatures) if compared else None)
+    return SplitCriteria.of(
+        made, mean(made), cosine_similarity(made.signatures) if compared else None
+    )
 
 
 def test_mean_norm_is_the_norm_of_the_weighted_mean():
     """Eq. 32: (1·(8, 0) + 3·(0, 4)) / 4 = (2, 3)."""
-    assert criteria_of(updates([[8.0, 0.0], [0.0, 4.0]], [1, 3])).mean_norm == pytest.approx(math.hypot(2, 3))
+    assert criteria_of(updates([[8.0, 0.0], [0.0, 4.0]], [1, 3])).mean_norm == pytest.approx(
+        math.hypot(2, 3)
+    )
 
 
 def test_max_norm_is_the_largest_norm_of_an_update():
@@ -46,7 +52,12 @@ def test_norms_of_long_updates_are_exact():
 def test_criteria_of_two_opposite_updates():
     """α_cross^max = −1, so that eq. 39 allows any noise below √((1 + 1)/2) = 1."""
     criteria = criteria_of(updates([[1.0, 0.0], [-1.0, 0.0]]), compared=True).numbers
-    assert criteria == {"mean_norm": 0.0, "max_norm": 1.0, "alpha_cross_max": -1.0, "gamma_bound": 1.0}
+    assert criteria == {
+        "mean_norm": 0.0,
+        "max_norm": 1.0,
+        "alpha_cross_max": -1.0,
+        "gamma_bound": 1.0,
+    }
 
 
 def test_a_cluster_of_one_has_norms_only():
@@ -64,11 +75,16 @@ def test_similarities_are_computed_only_when_asked_for():
 
 def test_many_clients_are_compared_without_a_matrix(monkeypatch):
     """The numbers are the same; similarities there are none."""
-    made = updates(torch.randn(30, 4, generator=torch.Generator().manual_seed(0)).tolist(), n_parameters=4)
+    made = updates(
+        torch.randn(30, 4, generator=torch.Generator().manual_seed(0)).tolist(), n_parameters=4
+    )
     few = criteria_of(made).compared(made.signatures, made.ids)
     monkeypatch.setattr(criteria, "MOST_PAIRED", 29)
     many = criteria_of(made).compared(made.signatures, made.ids)
     assert few.similarity is not None
     assert many.similarity is None
-    assert (many.bipartition.first, many.bipartition.second) == (few.bipartition.first, few.bipartition.second)
+    assert (many.bipartition.first, many.bipartition.second) == (
+        few.bipartition.first,
+        few.bipartition.second,
+    )
     assert many.numbers == pytest.approx(few.numbers, abs=1e-6)

@@ -18,8 +18,14 @@ def all_pairs(n: int, seed: int) -> Edges:
 
 
 def test_edges_of_length_0_and_edges_that_are_there_twice_span_like_others():
-    tree = edges((2, 1, 0.0), (0, 1, 0.0), (1, 2, 0.5), (0, 2, 0.0), (3, 0, 2.0), (0, 3, 1.0)).find_spanning_forest(4)
-    assert list(zip(tree.first, tree.second, tree.length, strict=True)) == [(0, 1, 0.0), (0, 2, 0.0), (0, 3, 1.0)]
+    tree = edges(
+        (2, 1, 0.0), (0, 1, 0.0), (1, 2, 0.5), (0, 2, 0.0), (3, 0, 2.0), (0, 3, 1.0)
+    ).find_spanning_forest(4)
+    assert list(zip(tree.first, tree.second, tree.length, strict=True)) == [
+        (0, 1, 0.0),
+        (0, 2, 0.0),
+        (0, 3, 1.0),
+    ]
 
 
 @pytest.mark.parametrize("most", [1, 7, 1000])
@@ -29,12 +35,17 @@ def test_the_tree_of_some_at_a_time_is_that_of_all(most):
         some = slice(start, start + 5)
         forest.add(Edges(pairs.first[some], pairs.second[some], pairs.length[some]))
     found, expected = forest.find_tree(), pairs.find_spanning_forest(12)
-    assert (found.first.tolist(), found.second.tolist()) == (expected.first.tolist(), expected.second.tolist())
+    assert (found.first.tolist(), found.second.tolist()) == (
+        expected.first.tolist(),
+        expected.second.tolist(),
+    )
 
 
 def test_merges_are_those_of_scipy():
     pairs = all_pairs(20, seed=1)
-    np.testing.assert_allclose(build_merges(pairs.find_spanning_forest(20)), linkage(pairs.length, "single"))
+    np.testing.assert_allclose(
+        build_merges(pairs.find_spanning_forest(20)), linkage(pairs.length, "single")
+    )
 
 
 def test_the_largest_gap_between_two_points_in_order_is_the_height_at_which_they_merge():

@@ -9,7 +9,9 @@ from fedclade.clustering import find_far_groups
 from fedclade.clustering.far_branches import compute_usual_distance
 
 
-def distances(groups: list[int], inside: float = 1.0, across: float = 2.0, far: float = 5.0, outer: int = 1):
+def distances(
+    groups: list[int], inside: float = 1.0, across: float = 2.0, far: float = 5.0, outer: int = 1
+):
     """Return distances of clients in groups, of which the last ``outer`` are far from all others."""
     label = np.repeat(np.arange(len(groups)), groups)
     apart = np.where(label[:, None] == label, inside, across)
@@ -45,7 +47,9 @@ def test_the_usual_distance_is_that_to_other_clusters():
 
 
 def test_how_far_a_group_says_that_it_is_does_not_change_what_is_usual():
-    (near,), (far,) = (find_far_groups(distances([5, 5, 1], far=distance), 2) for distance in (3.0, 1e9))
+    (near,), (far,) = (
+        find_far_groups(distances([5, 5, 1], far=distance), 2) for distance in (3.0, 1e9)
+    )
     assert near.usual == far.usual == 2.0
 
 

@@ -25,17 +25,27 @@ from fedclade.clustering.linkage import (
 from fedclade.clustering.similarity import METRICS, compute_distances
 from tests.reference import fl_hc as reference
 
-PAIRS = [(metric, linkage) for metric in METRICS for linkage in LINKAGES if linkage != "ward" or metric == "l2"]
+PAIRS = [
+    (metric, linkage)
+    for metric in METRICS
+    for linkage in LINKAGES
+    if linkage != "ward" or metric == "l2"
+]
 
 
 def vectors(m: int, d: int, seed: int) -> torch.Tensor:
     """Return three loose heaps of updates."""
     draw = np.random.default_rng(seed)
-    return torch.from_numpy(draw.normal(size=(3, d))[draw.integers(0, 3, m)] + draw.normal(size=(m, d))).float()
+    return torch.from_numpy(
+        draw.normal(size=(3, d))[draw.integers(0, 3, m)] + draw.normal(size=(m, d))
+    ).float()
 
 
 def as_sets(labels) -> set[frozenset[int]]:
-    return {frozenset(np.flatnonzero(labels == label).tolist()) for label in set(np.asarray(labels).tolist())}
+    return {
+        frozenset(np.flatnonzero(labels == label).tolist())
+        for label in set(np.asarray(labels).tolist())
+    }
 
 
 @pytest.mark.parametrize(("metric", "linkage"), PAIRS)
@@ -46,7 +56,9 @@ def test_merges_are_those_of_the_definitions(metric, linkage, m, d, seed):
     x = vectors(m, d, seed)
     found = agglomerate(compute_distances(x, metric), linkage)
     expected = reference.merges(dict(enumerate(x.double().numpy())), metric, linkage)
-    np.testing.assert_allclose(found[:, 2], [height for _, _, height in expected], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        found[:, 2], [height for _, _, height in expected], rtol=1e-4, atol=1e-6
+    )
     clusters = {frozenset([i]) for i in range(m)}
     for done, (a, b, _) in enumerate(expected, start=1):
         clusters = clusters - {a, b} | {a | b}
@@ -58,8 +70,12 @@ def test_merges_are_those_of_the_definitions(metric, linkage, m, d, seed):
 def test_clusters_are_those_of_scikit_learn(metric, linkage, n_clusters):
     x = vectors(40, 12, seed=n_clusters)
     name = {"l1": "manhattan", "l2": "euclidean", "cosine": "cosine"}[metric]
-    theirs = AgglomerativeClustering(n_clusters, metric=name, linkage=linkage).fit(x.double().numpy())
-    assert as_sets(cut(agglomerate(compute_distances(x, metric), linkage), n_clusters)) == as_sets(theirs.labels_)
+    theirs = AgglomerativeClustering(n_clusters, metric=name, linkage=linkage).fit(
+        x.double().numpy()
+    )
+    assert as_sets(cut(agglomerate(compute_distances(x, metric), linkage), n_clusters)) == as_sets(
+        theirs.labels_
+    )
 
 
 @pytest.mark.parametrize(("metric", "linkage"), PAIRS)
@@ -76,7 +92,9 @@ def test_a_cut_leaves_so_many_clusters_the_largest_first(m, data):
     x = torch.from_numpy(np.random.default_rng(m).integers(0, 3, (m, 2))).float()  # with many ties
     labels = cut(agglomerate(compute_distances(x, "l1"), "single"), n_clusters)
     assert sorted(set(labels.tolist())) == list(range(n_clusters))
-    keys = [(-np.count_nonzero(labels == k), np.flatnonzero(labels == k)[0]) for k in range(n_clusters)]
+    keys = [
+        (-np.count_nonzero(labels == k), np.flatnonzero(labels == k)[0]) for k in range(n_clusters)
+    ]
     assert all(first < second for first, second in pairwise(keys))
 
 
@@ -88,7 +106,9 @@ def test_centroid_merges_are_those_of_section_i_c(metric, m, d, seed):
     x = vectors(m, d, seed)
     found = merge_by_centroids(x, metric)
     expected = reference.merges(dict(enumerate(x.double().numpy())), metric, "centroid")
-    np.testing.assert_allclose(found[:, 2], [height for _, _, height in expected], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        found[:, 2], [height for _, _, height in expected], rtol=1e-4, atol=1e-6
+    )
     clusters = {frozenset([i]) for i in range(m)}
     for done, (a, b, _) in enumerate(expected, start=1):
         clusters = clusters - {a, b} | {a | b}
@@ -97,7 +117,9 @@ def test_centroid_merges_are_those_of_section_i_c(metric, m, d, seed):
 
 def test_centroid_linkage_of_euclidean_distances_is_that_of_scipy():
     x = vectors(40, 12, seed=3)
-    np.testing.assert_allclose(merge_by_centroids(x, "l2"), linkage(x.double().numpy(), "centroid"), rtol=1e-5)
+    np.testing.assert_allclose(
+        merge_by_centroids(x, "l2"), linkage(x.double().numpy(), "centroid"), rtol=1e-5
+    )
 
 
 def test_centroid_linkage_stops_at_the_first_merge_above_the_threshold():
@@ -111,13 +133,16 @@ def test_centroid_linkage_stops_at_the_first_merge_above_the_threshold():
 def test_centroid_linkage_refuses_vectors_that_are_not_finite():
     x = vectors(4, 3, 0)
     x[1, 2], x[3, 0] = torch.nan, torch.inf
-    with pytest.raises(UpdateError, match="updates to be clustered should be finite, got 2 that are not"):
+    with pytest.raises(
+        UpdateError, match="updates to be clustered should be finite, got 2 that are not"
+    ):
         merge_by_centroids(x, "l1")
 
 
 def test_an_unknown_linkage_suggests_the_nearest():
     with pytest.raises(
-        ConfigError, match=r"unknown linkage 'complet'; did you mean 'complete'\? \(known: average, com"
+        ConfigError,
+        match=r"unknown linkage 'complet'; did you mean 'complete'\? \(known: average, com",
     ):
         agglomerate(np.ones(3), "complet")
 

@@ -27,7 +27,9 @@ from fedclade.clustering.part_test import improve_partition
 from tests.reference import part_test as written_out
 
 
-def parts_of(truth: list[int], parts: int, noise: float, seed: int, heavy: bool = False) -> torch.Tensor:
+def parts_of(
+    truth: list[int], parts: int, noise: float, seed: int, heavy: bool = False
+) -> torch.Tensor:
     """Return signatures [n, r, 30]: the mean of a client's cluster, and noise of its own in each part."""
     draw = np.random.default_rng(seed)
     means = np.random.default_rng(1000 + seed).normal(size=(max(truth) + 1, 30))
@@ -38,7 +40,11 @@ def parts_of(truth: list[int], parts: int, noise: float, seed: int, heavy: bool 
 
 def found(signatures: torch.Tensor, level: float, seed: int = 0) -> PartFinding:
     """Find clusters as rcfl does."""
-    draw, cosines, parts = np.random.default_rng(seed), compute_part_similarity(signatures), signatures.shape[1]
+    draw, cosines, parts = (
+        np.random.default_rng(seed),
+        compute_part_similarity(signatures),
+        signatures.shape[1],
+    )
     return find_by_parts(cosines, parts, level, draw, max(level, 0.01))
 
 
@@ -48,18 +54,24 @@ def test_similarity_prunings_and_statistic_are_as_written_out(seed):
     similar = average_client_similarity(cosines, 3)
     np.testing.assert_allclose(similar, written_out.similarity(cosines, 3), atol=1e-12)
     trees = Dendrograms(np.stack([similar, similar[::-1, ::-1]]))
-    np.testing.assert_allclose(trees.find_critical_costs(), written_out.steepest(similar), atol=1e-9)
+    np.testing.assert_allclose(
+        trees.find_critical_costs(), written_out.steepest(similar), atol=1e-9
+    )
     one = written_out.worth(similar, [list(range(6))])
     for cost in (0.0, 0.05, 0.3, 2.0):
         labels = trees.find_labels(cost)
-        gained = compute_gain_by_parts(similar, labels, cost) * 6 + one - cost  # of k clusters at k costs
+        gained = (
+            compute_gain_by_parts(similar, labels, cost) * 6 + one - cost
+        )  # of k clusters at k costs
         assert gained == pytest.approx(written_out.best(similar, cost))
 
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("cost", [0.0, 0.1, 0.4])
 def test_single_clients_move_until_no_move_makes_the_partition_worth_more(seed, cost):
-    similar = average_client_similarity(compute_part_similarity(parts_of([0, 0, 0, 0, 1, 1, 1, 2, 2], 3, 3.0, seed)), 3)
+    similar = average_client_similarity(
+        compute_part_similarity(parts_of([0, 0, 0, 0, 1, 1, 1, 2, 2], 3, 3.0, seed)), 3
+    )
 
     def worth(labels) -> float:
         clusters = [np.flatnonzero(labels == k).tolist() for k in np.unique(labels)]
@@ -88,12 +100,17 @@ def test_a_client_that_linkage_put_into_the_wrong_branch_moves():
 
 def test_dendrograms_made_together_are_those_made_one_by_one(monkeypatch):
     similar = np.stack(
-        [average_client_similarity(compute_part_similarity(parts_of([0] * 9, 2, 1.0, seed)), 2) for seed in range(20)]
+        [
+            average_client_similarity(compute_part_similarity(parts_of([0] * 9, 2, 1.0, seed)), 2)
+            for seed in range(20)
+        ]
     )
     together = Dendrograms(similar)
     monkeypatch.setattr(linkage, "MERGED_TOGETHER", 0)
     one_by_one = Dendrograms(similar)
-    np.testing.assert_allclose(together.find_critical_costs(), one_by_one.find_critical_costs(), atol=1e-12)
+    np.testing.assert_allclose(
+        together.find_critical_costs(), one_by_one.find_critical_costs(), atol=1e-12
+    )
     assert is_same_partition(together.find_labels(0.3), one_by_one.find_labels(0.3))
 
 
@@ -110,7 +127,9 @@ def test_the_second_view_scales_principal_coordinates_as_written_out():
     cosines = compute_part_similarity(signatures)
     plain, evened = build_views(cosines)
     assert plain is cosines
-    np.testing.assert_allclose(evened, written_out.evened(signatures.flatten(0, 1).numpy()), atol=1e-9)
+    np.testing.assert_allclose(
+        evened, written_out.evened(signatures.flatten(0, 1).numpy()), atol=1e-9
+    )
 
 
 def test_views_do_not_hang_on_whose_a_part_is():
@@ -154,7 +173,9 @@ def test_clusters_that_strong_noise_in_a_few_directions_hides_are_found():
 def test_clusters_that_gain_less_than_noise_are_left_together(monkeypatch):
     signatures = parts_of([0, 0, 0, 1, 1, 1], 4, 0.8, 0)
     assert found(signatures, 0.01).labels.any()
-    monkeypatch.setattr("fedclade.clustering.part_test.estimate_noise", lambda similarity, parts: 100.0)
+    monkeypatch.setattr(
+        "fedclade.clustering.part_test.estimate_noise", lambda similarity, parts: 100.0
+    )
     finding = found(signatures, 0.01)
     assert finding.p_value <= 0.01
     assert not finding.labels.any()
@@ -184,10 +205,16 @@ def test_clusters_of_few_clients_and_single_clients_are_found(truth, parts):
     ("clients", "parts", "noise", "heavy"),
     [(2, 7, 1.0, False), (4, 5, 3.0, False), (6, 4, 0.3, True), (10, 3, 1.0, True)],
 )
-def test_clients_of_one_distribution_are_parted_no_more_often_than_the_level(clients, parts, noise, heavy):
+def test_clients_of_one_distribution_are_parted_no_more_often_than_the_level(
+    clients, parts, noise, heavy
+):
     """Type-I error: of 100 federations 10 may be parted at level 0.1, and 20 are with probability 0.002."""
-    parted = [found(parts_of([0] * clients, parts, noise, seed, heavy), 0.1, seed) for seed in range(100)]
-    assert 2 <= sum(finding.p_value <= 0.1 for finding in parted) < 20  # exact: 10 are expected, not none
+    parted = [
+        found(parts_of([0] * clients, parts, noise, seed, heavy), 0.1, seed) for seed in range(100)
+    ]
+    assert (
+        2 <= sum(finding.p_value <= 0.1 for finding in parted) < 20
+    )  # exact: 10 are expected, not none
     assert all(finding.p_value <= 0.1 for finding in parted if finding.labels.any())
 
 
@@ -196,7 +223,9 @@ def test_power_falls_as_noise_grows():
     power = [
         np.mean(
             [
-                is_same_partition(found(parts_of(truth, 4, noise, seed), 0.002).labels, np.array(truth))
+                is_same_partition(
+                    found(parts_of(truth, 4, noise, seed), 0.002).labels, np.array(truth)
+                )
                 for seed in range(1, 7)
             ]
         )
@@ -223,7 +252,9 @@ def test_rounding_changes_neither_the_clusters_nor_their_order():
     """A level of 0.3 is one at which what is drawn decides, so it has to be drawn in the same order."""
     for seed in range(12):
         signatures = parts_of([0, 1, 2, 3] * 2, 2, 2.0, seed)
-        rounded = signatures * (1 + 1e-7 * torch.randn(signatures.shape, generator=torch.Generator().manual_seed(seed)))
+        rounded = signatures * (
+            1 + 1e-7 * torch.randn(signatures.shape, generator=torch.Generator().manual_seed(seed))
+        )
         one, other = (found(each, 0.3, seed).labels.tolist() for each in (signatures, rounded))
         assert one == other
         assert list(dict.fromkeys(one)) == [*range(max(one) + 1)], "numbered as they first appear"
@@ -253,7 +284,9 @@ def test_rounding_changes_neither_the_clusters_nor_their_order():
         (6, 30, 3),  # no part has fewer than 10 examples
     ],
 )
-def test_parts_are_the_fewest_that_tell_one_client_and_more_where_data_are_plenty(clients, examples, parts):
+def test_parts_are_the_fewest_that_tell_one_client_and_more_where_data_are_plenty(
+    clients, examples, parts
+):
     assert choose_part_count(clients, examples, 0.01, 10) == parts
 
 
@@ -274,7 +307,9 @@ def test_noise_and_gamma_are_those_of_whole_updates():
     mean = torch.zeros(40, 4, 3000, dtype=torch.float64)
     mean[..., 0] = 1
     draw = torch.Generator().manual_seed(0)
-    signatures = mean + math.sqrt(4 * 0.25 / 3000) * torch.randn(mean.shape, generator=draw, dtype=torch.float64)
+    signatures = mean + math.sqrt(4 * 0.25 / 3000) * torch.randn(
+        mean.shape, generator=draw, dtype=torch.float64
+    )
     similarity = average_client_similarity(compute_part_similarity(signatures), 4)
     assert np.median(estimate_gammas(similarity, 4)) == pytest.approx(0.5, rel=0.05)
     assert estimate_noise(similarity, 4) == pytest.approx((1 - 1 / 2) / 4, rel=0.05)

@@ -13,7 +13,12 @@ import pytest
 import torch
 
 from fedclade.clustering.similarity import cosine_similarity
-from fedclade.clustering.split_half import Replicates, compute_gain, find_clusters, is_same_partition
+from fedclade.clustering.split_half import (
+    Replicates,
+    compute_gain,
+    find_clusters,
+    is_same_partition,
+)
 
 STUDIES = Path(__file__).parents[2] / "studies"
 TRUTH = np.arange(12) % 3
@@ -37,12 +42,16 @@ def test_two_halves_and_average_linkage_are_the_librarys_way(ways, noise):
     halves = parts_of(2, noise)
     usual = find_clusters(Replicates(*halves))
     alike = [cosine_similarity(half) for half in halves]
-    found = ways.found_on(alike, ways.noise_of(halves), lambda half: ways.partitions(half, "average"))
+    found = ways.found_on(
+        alike, ways.noise_of(halves), lambda half: ways.partitions(half, "average")
+    )
     assert is_same_partition(found.labels, usual.labels)
     assert (found.gain, found.noise) == pytest.approx((usual.gain, usual.noise))
     labels, p_value = ways.each_way(halves, np.random.default_rng(0))
     assert is_same_partition(labels, usual.labels)
-    assert p_value == pytest.approx(usual.compute_p_value(ways.COARSE, np.random.default_rng(0)), abs=0.05)
+    assert p_value == pytest.approx(
+        usual.compute_p_value(ways.COARSE, np.random.default_rng(0)), abs=0.05
+    )
 
 
 @pytest.mark.parametrize("m", [3, 4])
@@ -76,16 +85,22 @@ def test_nested_splits_stop_where_too_few_clients_are_left_to_tell_from_chance(w
     """Of 8 clients 4 and 4 can have no p-value below 1/35: all are told apart at 0.05, one cluster alone at 0.005."""
     halves = parts_of(2, 0.2)
     alike, noise = [cosine_similarity(half) for half in halves], ways.noise_of(halves)
-    at = {level: ways.nested(alike, noise, level, np.random.default_rng(0)) for level in (0.05, 0.005)}
+    at = {
+        level: ways.nested(alike, noise, level, np.random.default_rng(0)) for level in (0.05, 0.005)
+    }
     assert is_same_partition(at[0.05], TRUTH)
     assert at[0.005].max() == 1
 
 
 def test_all_alternatives_are_judged(ways):
-    recorded = {f"{number} in {m}": parts_of(m, 0.3, number) for number in ways.CHECKED for m in (2, 3, 4)}
+    recorded = {
+        f"{number} in {m}": parts_of(m, 0.3, number) for number in ways.CHECKED for m in (2, 3, 4)
+    }
     recorded["11 as 3"] = parts_of(2, 0.3, 5)
     found = ways.outcomes(recorded, TRUTH, 0)
-    assert {way for way, score in found.items() if not score["right"]} == {f"{n} nested at 0.005" for n in ways.CHECKED}
+    assert {way for way, score in found.items() if not score["right"]} == {
+        f"{n} nested at 0.005" for n in ways.CHECKED
+    }
     assert {"3 ward", "11 in 4", "3 across", "11 and 3, the same halves"} <= set(found)
     alone = ways.outcomes(recorded, np.zeros_like(TRUTH), 0)
     assert not any("across" in way for way in alone)
@@ -99,7 +114,9 @@ def test_updates_are_recorded_from_parts_of_the_data(ways):
         **{f"{number} in {m}": m for number in ways.CHECKED for m in (2, 3, 4)},
         "11 as 3": 2,
     }
-    assert all(part.shape == recorded["3 in 2"][0].shape for parts in recorded.values() for part in parts)
+    assert all(
+        part.shape == recorded["3 in 2"][0].shape for parts in recorded.values() for part in parts
+    )
 
 
 def test_the_tables_show_paired_differences(tmp_path: Path):

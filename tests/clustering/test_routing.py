@@ -20,7 +20,13 @@ from fedclade import (
     Scaffold,
     UpdateError,
 )
-from fedclade.clustering.routing import Assignment, Step, assign_by_loss, find_least_similarity, route
+from fedclade.clustering.routing import (
+    Assignment,
+    Step,
+    assign_by_loss,
+    find_least_similarity,
+    route,
+)
 from fedclade.core.queries import Evaluation, Round, Split
 from fedclade.core.tree import Node, ParameterTree
 from tests.tiny import ScriptedClients, SpyClients
@@ -84,7 +90,9 @@ def test_a_newcomer_fits_down_to_half_of_the_lower_end_of_the_range(cached, leas
 def test_who_fits_nowhere_comes_to_a_leaf_all_the_same_and_it_is_told_what_fits():
     tree = forked([[1.0, 0.0], [1.0, 0.0]], [[-1.0, 0.0], [-1.0, 0.0]])
     first = [torch.tensor([[0.0, 1.0]] * 1), torch.tensor([[0.0, 1.0]] * 1)]
-    tree = tree.split(1, [[0], [1]], params=torch.zeros(2), cached=first, round_number=6, criteria={})
+    tree = tree.split(
+        1, [[0], [1]], params=torch.zeros(2), cached=first, round_number=6, criteria={}
+    )
     (found,) = route(tree, [7], ScriptedClients({7: [1.0, -0.5]}), ROUND)
     assert [step.fits for step in found.steps] == [True, False]
     assert (found.path, found.node, found.fits, found.fitting) == ((0, 1, 4), 4, False, (0, 1))
@@ -98,9 +106,13 @@ class Judges(ScriptedClients):
 
     losses: Mapping[float, float] | None = None
 
-    def evaluate(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split) -> Evaluation:
+    def evaluate(
+        self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], split: Split
+    ) -> Evaluation:
         assert split == "train"
-        found = torch.tensor([self.losses[float(models[row, 0])] for row in assignment], dtype=torch.float64)
+        found = torch.tensor(
+            [self.losses[float(models[row, 0])] for row in assignment], dtype=torch.float64
+        )
         return Evaluation(tuple(ids), torch.zeros(len(ids), 1), found, torch.ones(len(ids)))
 
 
@@ -113,13 +125,20 @@ def lowest_loss(losses: Mapping[float, float], clusters=((0,), (1,), (2,))) -> A
 
 def test_without_cached_updates_the_lowest_loss_decides_and_the_first_of_equals():
     found = lowest_loss({0.0: 2.3, 1.0: 4.0, 2.0: 0.5, 3.0: 0.5})
-    assert (found.path, found.steps[0].by, found.fits, found.fitting) == ((0, 2), "loss", True, (0, 2))
+    assert (found.path, found.steps[0].by, found.fits, found.fitting) == (
+        (0, 2),
+        "loss",
+        True,
+        (0, 2),
+    )
     assert found.margin == 0.0
     assert lowest_loss({0.0: 2.3, 1.0: float("nan"), 2.0: 1.5, 3.0: 2.0}).margin == 0.5
 
 
 def test_a_leaf_without_members_is_no_choice():
-    assert lowest_loss({0.0: 2.3, 1.0: 1.0, 2.0: 0.5, 3.0: 3.0}, clusters=((0,), (), (2,))).node == 1
+    assert (
+        lowest_loss({0.0: 2.3, 1.0: 1.0, 2.0: 0.5, 3.0: 3.0}, clusters=((0,), (), (2,))).node == 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -164,14 +183,20 @@ def test_fedgroup_joins_the_group_of_the_largest_cosine_not_the_largest_product(
 
 def test_fedgroup_compares_with_what_a_group_learnt_last():
     """Eq. 10 by the letter: group 1 moved along (0, 3) last, and group 2 along (4, 0); group 3 never had clients."""
-    tree = ParameterTree.star([(0,), (1,), (2,)], torch.tensor([[9.0, 0.0], [0.0, 9.0], [5.0, 5.0]]))
+    tree = ParameterTree.star(
+        [(0,), (1,), (2,)], torch.tensor([[9.0, 0.0], [0.0, 9.0], [5.0, 5.0]])
+    )
     tree = tree.trained(1, torch.tensor([0.0, 3.0])).trained(2, torch.tensor([4.0, 0.0]))
     clients = Judges({7: [1.0, 0.0]}, losses=dict.fromkeys((0.0, 9.0, 4.0, 5.0), 1.0))
     (found,) = FedGroup(groups=3).assign(tree, [7], clients, ROUND)
     assert found.steps[0].scores == pytest.approx({1: 0.0, 2: 1.0, 3: 0.0})
     # A run of an earlier version did not keep where groups came from: their places count, as they did then.
-    tree = ParameterTree.star([(0,), (1,), (2,)], torch.tensor([[9.0, 0.0], [0.0, 9.0], [5.0, 5.0]]))
-    (found,) = FedGroup(groups=3).assign(tree.with_model(0, torch.tensor([1.0, 0.0])), [7], clients, ROUND)
+    tree = ParameterTree.star(
+        [(0,), (1,), (2,)], torch.tensor([[9.0, 0.0], [0.0, 9.0], [5.0, 5.0]])
+    )
+    (found,) = FedGroup(groups=3).assign(
+        tree.with_model(0, torch.tensor([1.0, 0.0])), [7], clients, ROUND
+    )
     assert found.node == 1
 
 
@@ -190,7 +215,9 @@ class Silent(ScriptedClients):
         return super().train([c for c in ids if c != 8], models, assignment, this_round, anchors)
 
 
-@pytest.mark.parametrize("tree", [forked([[1.0, 0.0]], [[0.0, 1.0]]), ParameterTree.star([(0,), (1,)], torch.eye(2))])
+@pytest.mark.parametrize(
+    "tree", [forked([[1.0, 0.0]], [[0.0, 1.0]]), ParameterTree.star([(0,), (1,)], torch.eye(2))]
+)
 def test_a_newcomer_that_does_not_answer_is_named(tree):
     clients = Silent({7: [1.0, 0.0], 8: [1.0, 0.0]})
     algorithm = FedAvg() if tree.nodes[1].cached is not None else FedGroup(groups=2)

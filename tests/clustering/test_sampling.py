@@ -29,4 +29,6 @@ def test_those_drawn_keep_their_clusters(metric):
 
 
 def test_a_row_of_zeros_joins_the_first_cluster():
-    assert assign_to_nearest_mean(torch.eye(3) * 0, np.array([0, 1]), np.array([0, 1]), "cosine").tolist() == [0, 1, 0]
+    assert assign_to_nearest_mean(
+        torch.eye(3) * 0, np.array([0, 1]), np.array([0, 1]), "cosine"
+    ).tolist() == [0, 1, 0]

@@ -29,8 +29,12 @@ def test_bounds_with_unequal_noise_are_the_theorems_letters(k, seed, largest):
     draw = np.random.default_rng(seed)
     truth = [*range(k), *draw.integers(k, size=4).tolist()]
     gammas = draw.uniform(0, largest, len(truth)).tolist()
-    assert bound_cross_similarity(gammas, truth) == pytest.approx(bound_of_eq_19(gammas, truth), abs=1e-12)
-    assert bound_intra_similarity(gammas, truth) == pytest.approx(bound_of_eq_21(gammas, truth), abs=1e-12)
+    assert bound_cross_similarity(gammas, truth) == pytest.approx(
+        bound_of_eq_19(gammas, truth), abs=1e-12
+    )
+    assert bound_intra_similarity(gammas, truth) == pytest.approx(
+        bound_of_eq_21(gammas, truth), abs=1e-12
+    )
 
 
 @given(st.integers(2, 5), st.integers(2, 40), st.integers(0, 10_000), st.floats(0.01, 0.95))
@@ -42,9 +46,11 @@ def test_no_drawn_gradients_break_the_bounds(k, d, seed, largest):
     means -= means.mean(0)
     truth = np.repeat(np.arange(k), 3)
     noise = draw.normal(size=(3 * k, d))
-    noise *= (draw.uniform(0, largest, 3 * k) * np.linalg.norm(means[truth], axis=1) / np.linalg.norm(noise, axis=1))[
-        :, None
-    ]
+    noise *= (
+        draw.uniform(0, largest, 3 * k)
+        * np.linalg.norm(means[truth], axis=1)
+        / np.linalg.norm(noise, axis=1)
+    )[:, None]
     gradients = means[truth] + noise
     gammas = np.linalg.norm(noise, axis=1) / np.linalg.norm(means[truth], axis=1)  # eq. 16
     alpha = cosine_similarity(torch.from_numpy(gradients))
@@ -63,7 +69,9 @@ def test_no_drawn_gradients_break_the_bounds(k, d, seed, largest):
 
 
 def test_bounds_by_hand():
-    assert bound_cross_similarity([0.0] * 2, [0, 1]) == pytest.approx(-1)  # two gradients that sum to zero
+    assert bound_cross_similarity([0.0] * 2, [0, 1]) == pytest.approx(
+        -1
+    )  # two gradients that sum to zero
     assert bound_cross_similarity([0.0] * 3, [0, 1, 2]) == pytest.approx(0, abs=1e-15)  # cos(π/2)
     assert bound_cross_similarity([0.9] * 3, [0, 1, 2]) == 1.0
     # Eq. 22 for k = 2: −H, with H = 1 − 2γ² for equal γ.
@@ -93,10 +101,14 @@ def test_a_split_can_be_right_without_a_gap():
     """Remark 2 has 'only if': here three like clients, 40° apart, hang together, and the outer two are 80° apart."""
     turn = math.radians(40)
     fan = [[math.cos(angle), math.sin(angle), 0.0] for angle in (turn, 0.0, -turn)]
-    alpha = cosine_similarity(torch.tensor([*fan, [0.5, 0.0, math.sqrt(0.75)]], dtype=torch.float64))
+    alpha = cosine_similarity(
+        torch.tensor([*fan, [0.5, 0.0, math.sqrt(0.75)]], dtype=torch.float64)
+    )
     split = find_optimal_bipartition(alpha, range(4))
     assert {split.first, split.second} == {(0, 1, 2), (3,)}
-    assert separation_gap(alpha, [0, 0, 0, 1], split.alpha_cross_max) == pytest.approx(math.cos(2 * turn) - 0.5)
+    assert separation_gap(alpha, [0, 0, 0, 1], split.alpha_cross_max) == pytest.approx(
+        math.cos(2 * turn) - 0.5
+    )
     assert math.cos(2 * turn) < 0.5
 
 

@@ -27,7 +27,9 @@ SIZES = [(40, 30), (64, 64), (97, 500)]
 
 def heaps(n: int, d: int, seed: int, *, noise: float = 1.0) -> torch.Tensor:
     draw = np.random.default_rng(seed)
-    return torch.from_numpy(draw.normal(size=(3, d))[draw.integers(0, 3, n)] + noise * draw.normal(size=(n, d))).float()
+    return torch.from_numpy(
+        draw.normal(size=(3, d))[draw.integers(0, 3, n)] + noise * draw.normal(size=(n, d))
+    ).float()
 
 
 def scipy_heights(rows: torch.Tensor, metric: str) -> np.ndarray:
@@ -55,12 +57,20 @@ def test_merges_are_those_of_scipy(metric, block, sample, noise):
 @pytest.mark.parametrize("metric", ["l2", "cosine"])
 def test_merges_of_10000_clients_are_those_of_scipy(metric):
     rows = heaps(10_000, 128, seed=0)
-    found, expected = single_linkage(rows, metric), linkage(pdist(rows.double().numpy(), NAMES[metric]), "single")
+    found, expected = (
+        single_linkage(rows, metric),
+        linkage(pdist(rows.double().numpy(), NAMES[metric]), "single"),
+    )
     np.testing.assert_allclose(found[:, 2], expected[:, 2], rtol=1e-6)
     assert as_sets(cut(found, 2)) == as_sets(cut(expected, 2))
 
 
-@given(n=st.integers(2, 30), d=st.integers(1, 4), block=st.integers(1, 12), seed=st.integers(0, 2**32 - 1))
+@given(
+    n=st.integers(2, 30),
+    d=st.integers(1, 4),
+    block=st.integers(1, 12),
+    seed=st.integers(0, 2**32 - 1),
+)
 @settings(max_examples=20, deadline=None)
 @pytest.mark.parametrize("metric", METRICS)
 def test_ties_and_equal_rows_change_no_height(metric, n, d, block, seed):
@@ -74,14 +84,21 @@ def test_ties_and_equal_rows_change_no_height(metric, n, d, block, seed):
     np.testing.assert_allclose(found[:, 2], expected, rtol=1e-6, atol=2e-6)
 
 
-@given(m=st.integers(2, 60), seed=st.integers(0, 2**32 - 1), sizes=st.sampled_from([(4, 3), (16, 9), (64, 64)]))
+@given(
+    m=st.integers(2, 60),
+    seed=st.integers(0, 2**32 - 1),
+    sizes=st.sampled_from([(4, 3), (16, 9), (64, 64)]),
+)
 @settings(max_examples=30, deadline=None)
 def test_the_bipartition_is_that_of_the_matrix(m, seed, sizes):
     rows, ids = heaps(m, 6, seed), np.random.default_rng(seed).permutation(1000)[:m].tolist()
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(spanning_tree.BLOCK, "cpu", sizes[0])
         patch.setattr(spanning_tree, "SAMPLE", sizes[1])
-        found, expected = find_bipartition_by_tree(rows, ids), find_optimal_bipartition(cosine_similarity(rows), ids)
+        found, expected = (
+            find_bipartition_by_tree(rows, ids),
+            find_optimal_bipartition(cosine_similarity(rows), ids),
+        )
     assert found.alpha_cross_max == pytest.approx(expected.alpha_cross_max, abs=1e-6)
     heights = linkage(pdist(rows.double().numpy(), "cosine"), "single")[:, 2]
     if m == 2 or heights[-1] - heights[-2] > 1e-5:
@@ -91,7 +108,10 @@ def test_the_bipartition_is_that_of_the_matrix(m, seed, sizes):
 @pytest.mark.parametrize("metric", METRICS)
 def test_neither_blocks_nor_the_sample_change_the_merges(metric):
     rows = heaps(150, 8, seed=5)
-    some = [single_linkage(rows, metric, block, sample) for block, sample in [(7, 2), (50, 20), (150, 149), (9, 150)]]
+    some = [
+        single_linkage(rows, metric, block, sample)
+        for block, sample in [(7, 2), (50, 20), (150, 149), (9, 150)]
+    ]
     assert some[1:]
     for each in some[1:]:
         np.testing.assert_array_equal(each, some[0])
@@ -107,18 +127,27 @@ def test_near_rows_far_from_the_origin_are_told_apart():
     """Norm 1,000, distances of 1e-3: in float32 the squares of norms differ by 0.06 when they should not at all."""
     draw = np.random.default_rng(0)
     rows = torch.from_numpy(1000 * np.eye(1, 40) + 1e-3 * draw.normal(size=(200, 40))).float()
-    np.testing.assert_allclose(single_linkage(rows, "l2", 16, 16)[:, 2], scipy_heights(rows, "l2"), rtol=1e-4)
+    np.testing.assert_allclose(
+        single_linkage(rows, "l2", 16, 16)[:, 2], scipy_heights(rows, "l2"), rtol=1e-4
+    )
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e17])
 def test_lengths_are_neither_too_large_nor_too_small(scale):
     """The squares of 1e-30 are zeros in float32."""
     rows = heaps(50, 5, seed=2)
-    np.testing.assert_allclose(single_linkage(rows * scale, "l2", 9, 9)[:, 2] / scale, scipy_heights(rows, "l2"), 1e-6)
+    np.testing.assert_allclose(
+        single_linkage(rows * scale, "l2", 9, 9)[:, 2] / scale, scipy_heights(rows, "l2"), 1e-6
+    )
 
 
 def test_no_distances_are_held_but_those_of_two_blocks_and_of_the_sample(monkeypatch):
-    largest, kept, build_key_function, joined = [0], [0], Points.build_key_function, Edges.concatenate
+    largest, kept, build_key_function, joined = (
+        [0],
+        [0],
+        Points.build_key_function,
+        Edges.concatenate,
+    )
 
     def recorded(points, *some):
         keys_to = build_key_function(points, *some)
@@ -147,7 +176,10 @@ def test_few_pairs_are_lighter_than_the_first_tree():
     n, m = 2000, 200
     points = Points(heaps(n, 64, seed=0), "cosine")
     tree = spanning_tree._build_first_tree(points, m)
-    assert sum(len(each.first) for each in spanning_tree._find_lighter_pairs(points, tree, 500)) < 2 * n**2 / m
+    assert (
+        sum(len(each.first) for each in spanning_tree._find_lighter_pairs(points, tree, 500))
+        < 2 * n**2 / m
+    )
 
 
 def test_of_long_signatures_a_block_has_fewer(monkeypatch):

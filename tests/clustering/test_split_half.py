@@ -46,7 +46,9 @@ def test_the_gain_is_the_one_of_the_formula(seed):
     np.fill_diagonal(similarity, 1.0)
     labels = np.unique(draw.integers(0, 4, 9), return_inverse=True)[1]
     clusters = [np.flatnonzero(labels == label).tolist() for label in set(labels)]
-    assert compute_gain(similarity, labels, 0.3) == pytest.approx(written_out.gain(similarity, clusters, 0.3))
+    assert compute_gain(similarity, labels, 0.3) == pytest.approx(
+        written_out.gain(similarity, clusters, 0.3)
+    )
 
 
 def test_one_cluster_gains_nothing_and_neither_do_clients_by_themselves():
@@ -64,7 +66,9 @@ def test_choice_and_p_value_are_those_of_the_definition(seed):
     k, most = written_out.best(*halves, found.noise)
     assert found.labels.max() + 1 == k
     assert found.gain == pytest.approx(most)
-    assert p_value_of(found, 0.05) == pytest.approx(written_out.p_value(*halves, found.noise) if k > 1 else 1.0)
+    assert p_value_of(found, 0.05) == pytest.approx(
+        written_out.p_value(*halves, found.noise) if k > 1 else 1.0
+    )
 
 
 @pytest.mark.parametrize(("noise", "heavy"), [(0.3, False), (1.5, False), (1.0, True)])
@@ -72,7 +76,9 @@ def test_clients_of_one_distribution_are_told_apart_no_more_often_than_the_level
     """Type-I error: 100 federations of 8 clients; at level 0.1, 10 are expected at most, 20 with probability 0.002."""
     mean = torch.ones(8, 20)
     found = [
-        find_clusters(replicates_of(mean, noise, seed, heavy)).compute_p_value(0.1, np.random.default_rng(seed))
+        find_clusters(replicates_of(mean, noise, seed, heavy)).compute_p_value(
+            0.1, np.random.default_rng(seed)
+        )
         for seed in range(100)
     ]
     assert sum(p <= 0.1 for p in found) < 20
@@ -82,7 +88,9 @@ def test_p_values_are_uniform_or_larger_even_where_noise_is_thought_to_be_none(m
     """Without the price of a cluster some partition always gains, so that the test alone decides."""
     monkeypatch.setattr(Replicates, "agreement", property(lambda self: np.ones(len(self.first))))
     replicates = (replicates_of(torch.zeros(6, 30), 1.0, seed) for seed in range(200))
-    p = np.array([find_clusters(each).compute_p_value(0.05, np.random.default_rng(0)) for each in replicates])
+    p = np.array(
+        [find_clusters(each).compute_p_value(0.05, np.random.default_rng(0)) for each in replicates]
+    )
     assert p.min() < 0.05  # it can be small
     for level in (0.05, 0.1, 0.25, 0.5):
         assert (p <= level).mean() <= level + 3.1 * np.sqrt(level * (1 - level) / len(p))
@@ -102,7 +110,9 @@ def test_power_falls_as_noise_grows():
     assert power == sorted(power, reverse=True)
 
 
-@pytest.mark.parametrize("truth", [[0] * 17 + [1] * 3, [0] * 9 + [1] * 5 + [2] * 3, [0, 1, 2, 3, 4, 5, 6, 7] * 3])
+@pytest.mark.parametrize(
+    "truth", [[0] * 17 + [1] * 3, [0] * 9 + [1] * 5 + [2] * 3, [0, 1, 2, 3, 4, 5, 6, 7] * 3]
+)
 def test_unequal_and_many_clusters_are_found(truth):
     finding = find_clusters(replicates_of(grouped(truth), 0.7, 3))
     assert same_partition(finding.labels.tolist(), truth)
@@ -146,7 +156,9 @@ def test_shuffles_inside_the_present_clusters_are_those_of_the_definition(seed):
     halves = [cosine_similarity(half) for half in (replicates.first, replicates.second)]
     found = find_clusters(replicates)
     expected = written_out.exceeded(*halves, found.noise, now.tolist())
-    assert found.compute_share_exceeding(now, np.random.default_rng(0)) == pytest.approx(expected, abs=0.08)
+    assert found.compute_share_exceeding(now, np.random.default_rng(0)) == pytest.approx(
+        expected, abs=0.08
+    )
 
 
 def test_of_many_clients_a_sample_is_shuffled_inside_clusters(monkeypatch):

@@ -37,7 +37,9 @@ def test_equals_eqs_7_to_9_with_the_singular_value_decomposition_written_out(dir
 
 
 @pytest.mark.parametrize("clients", [updates(12), updates(3).repeat(4, 1), torch.zeros(12, 5)])
-def test_of_many_updates_only_the_directions_asked_for_are_computed_and_are_the_same(clients, monkeypatch):
+def test_of_many_updates_only_the_directions_asked_for_are_computed_and_are_the_same(
+    clients, monkeypatch
+):
     whole = ternary_similarity(clients)
     monkeypatch.setattr(similarity, "LARGEST_DECOMPOSED", 4)
     np.testing.assert_allclose(ternary_similarity(clients), whole, atol=1e-5)
@@ -45,14 +47,19 @@ def test_of_many_updates_only_the_directions_asked_for_are_computed_and_are_the_
 
 def test_an_update_along_a_base_direction_is_0_against_it_1_and_across_it_half():
     """The axes are the base directions, which may point either way; the longest updates lie along the first."""
-    found = ternary_similarity(torch.tensor([[2.0, 0, 0], [-1, 0, 0], [0, 1, 0], [0, -1, 0], [0, 0, 0.5]]))
+    found = ternary_similarity(
+        torch.tensor([[2.0, 0, 0], [-1, 0, 0], [0, 1, 0], [0, -1, 0], [0, 0, 0.5]])
+    )
     assert sorted(found[:, 0].tolist()) == [0, 0.5, 0.5, 0.5, 1]
     assert sorted(found[:2, 0].tolist()) == sorted(found[2:4, 1].tolist()) == [0, 1]
     assert found[:, 2].tolist() == [0.5, 0.5, 0.5, 0.5, 0]
 
 
 def test_an_update_of_zeros_is_at_right_angles_to_all():
-    assert ternary_similarity(torch.tensor([[0.0, 0], [1, 0]])).tolist() == [[0.5, 0.5, 0.5], [0, 0.5, 0.5]]
+    assert ternary_similarity(torch.tensor([[0.0, 0], [1, 0]])).tolist() == [
+        [0.5, 0.5, 0.5],
+        [0, 0.5, 0.5],
+    ]
     assert ternary_similarity(torch.zeros(4, 3)).tolist() == [[0.5] * 3] * 4
 
 
@@ -67,7 +74,9 @@ def test_directions_beyond_the_rank_of_the_updates_tell_nothing_apart():
 def test_rounding_of_float32_makes_no_difference():
     signatures = updates()
     noise = 1 + 1e-7 * torch.randn(signatures.shape, generator=torch.Generator().manual_seed(1))
-    np.testing.assert_allclose(ternary_similarity(signatures * noise), ternary_similarity(signatures), atol=1.1e-5)
+    np.testing.assert_allclose(
+        ternary_similarity(signatures * noise), ternary_similarity(signatures), atol=1.1e-5
+    )
     equal = updates(1).repeat(6, 1) * noise[:6]
     assert len(np.unique(ternary_similarity(equal), axis=0)) == 1
 
@@ -75,14 +84,18 @@ def test_rounding_of_float32_makes_no_difference():
 @given(st.permutations(range(9)))
 def test_the_order_of_updates_changes_nothing_but_the_order(order):
     np.testing.assert_allclose(
-        ternary_similarity(updates()[list(order)]), ternary_similarity(updates())[list(order)], atol=1.1e-5
+        ternary_similarity(updates()[list(order)]),
+        ternary_similarity(updates())[list(order)],
+        atol=1.1e-5,
     )
 
 
 def test_the_order_of_entries_changes_nothing():
     """Permutation privacy: P·ΔW has the same products as ΔW."""
     shuffled = updates()[:, torch.randperm(40, generator=torch.Generator().manual_seed(2))]
-    np.testing.assert_allclose(ternary_similarity(shuffled), ternary_similarity(updates()), atol=1.1e-5)
+    np.testing.assert_allclose(
+        ternary_similarity(shuffled), ternary_similarity(updates()), atol=1.1e-5
+    )
 
 
 POINTS = np.array([[0.0, 0], [5, 5], [0, 0.1], [5, 5.1], [9, 0], [0.1, 0], [9, 0.2]])
@@ -124,8 +137,14 @@ def test_fewer_distinct_points_than_clusters_leave_the_last_clusters_empty():
 
 def test_k_means_counts_equal_points():
     """Of 0, 3 and 5.5 the two that share a cluster are those which that costs least: 3 joins the side that is light."""
-    assert k_means(np.array([[0.0]] * 5 + [[3.0], [5.5], [5.5]]), 2, generator()).tolist() == [0] * 5 + [1, 1, 1]
-    assert k_means(np.array([[0.0], [3.0], *[[5.5]] * 5]), 2, generator()).tolist() == [0, 0, *[1] * 5]
+    assert k_means(np.array([[0.0]] * 5 + [[3.0], [5.5], [5.5]]), 2, generator()).tolist() == [
+        0
+    ] * 5 + [1, 1, 1]
+    assert k_means(np.array([[0.0], [3.0], *[[5.5]] * 5]), 2, generator()).tolist() == [
+        0,
+        0,
+        *[1] * 5,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -140,8 +159,14 @@ def test_k_means_counts_equal_points():
         (None, "got object of shape []"),
         ([[1, 2], [3]], "points should be an array of numbers [n, k], got [[1, 2], [3]]"),
         (np.array([["a"]]), "got <U1 of shape [1, 1]"),
-        (np.array([[0, 1], [np.nan, 1]]), "points should be finite numbers, got array([nan,  1.]) at place 1"),
-        (torch.zeros(2, 2, device="meta"), "points should be an array of numbers [n, k]: the tensor is on the 'meta'"),
+        (
+            np.array([[0, 1], [np.nan, 1]]),
+            "points should be finite numbers, got array([nan,  1.]) at place 1",
+        ),
+        (
+            torch.zeros(2, 2, device="meta"),
+            "points should be an array of numbers [n, k]: the tensor is on the 'meta'",
+        ),
         (
             np.ma.masked_array([[1.0]], mask=True),
             "points should be an array of numbers [n, k]: 1 of 1 values are masked",

@@ -27,9 +27,15 @@ def test_every_setting_is_a_config_of_the_arena_with_as_many_steps(tuning):
         assert len(settings) <= tuning.MOST
         for setting in settings:
             config = tuning.configured(task, method, setting)
-            options = json.loads(json.dumps(config.algorithm))  # with lists, as the settings have them
+            options = json.loads(
+                json.dumps(config.algorithm)
+            )  # with lists, as the settings have them
             assert {**options, **setting, "name": method} == options
-            assert (config.data["samples_per_client"], config.local.batch_size, config.top.seed) == (1_500, 16, 100)
+            assert (
+                config.data["samples_per_client"],
+                config.local.batch_size,
+                config.top.seed,
+            ) == (1_500, 16, 100)
 
 
 def test_a_setting_that_is_no_config_is_told(tuning):
@@ -43,7 +49,13 @@ def test_the_best_mean_over_the_cells_wins_and_the_first_of_equals(tuning):
 
     def line(number: int, cell: str) -> dict:
         setting = tuning.SETTINGS["ifca"][number]
-        return {"method": "ifca", "setting": setting, "cell": cell, "validation": scores[cell][number], "clusters": 2}
+        return {
+            "method": "ifca",
+            "setting": setting,
+            "cell": cell,
+            "validation": scores[cell][number],
+            "clusters": 2,
+        }
 
     runs = [line(number, cell) for number in (2, 1, 0) for cell in scores]
     assert tuning.chosen(runs[:-1], ["a", "b"]) == []

@@ -21,7 +21,11 @@ DIGITS = {
 def test_a_batch_goes_on_when_runs_of_it_fail(tmp_path, caplog):
     """The first config has no true clusters for the oracle, the second is broken, and the third is well."""
     config = check_config(DIGITS)
-    configs = {"a": replace(config, algorithm={"name": "oracle"}), "b": replace(config, data={}), "c": config}
+    configs = {
+        "a": replace(config, algorithm={"name": "oracle"}),
+        "b": replace(config, data={}),
+        "c": config,
+    }
     started: list[tuple[str, int]] = []
     finished = []
 
@@ -31,7 +35,9 @@ def test_a_batch_goes_on_when_runs_of_it_fail(tmp_path, caplog):
 
     batch = Batch(start, finished=lambda run, folder: finished.append(folder))
     runs = batch.run(configs, 2, tmp_path, "suite: ")
-    assert {label: [run.config["seed"] for run in each] for label, each in runs.items()} == {"c": [0, 1]}
+    assert {label: [run.config["seed"] for run in each] for label, each in runs.items()} == {
+        "c": [0, 1]
+    }
     assert started == [(f"suite: {label} seed {seed}", 1) for label in "abc" for seed in (0, 1)]
     assert finished == [tmp_path / "c" / "seed-0", tmp_path / "c" / "seed-1"]
     assert batch.failures == {
@@ -53,7 +59,10 @@ def test_only_some_runs_are_made_and_others_are_read(tmp_path):
     assert Batch(silent, only="*a seed 1").run(configs, 2, tmp_path).keys() == {"a"}
     later = Batch(silent, only="b seed 0")
     runs = later.run(configs, 2, tmp_path)
-    assert {label: [run.config["seed"] for run in each] for label, each in runs.items()} == {"a": [1], "b": [0]}
+    assert {label: [run.config["seed"] for run in each] for label, each in runs.items()} == {
+        "a": [1],
+        "b": [0],
+    }
     assert later.left == ["a seed 0", "b seed 1"]
 
 
@@ -87,7 +96,9 @@ def test_runs_of_one_scenario_have_their_data_in_common(tmp_path):
             return super().federation(data_dir)
 
     counted = Counted(**{name: getattr(config, name) for name in config.__dataclass_fields__})
-    Batch(silent).run({"a": counted, "b": replace(counted, algorithm={"name": "local"})}, 2, tmp_path)
+    Batch(silent).run(
+        {"a": counted, "b": replace(counted, algorithm={"name": "local"})}, 2, tmp_path
+    )
     assert loaded == [0, 1]
 
 

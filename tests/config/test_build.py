@@ -19,20 +19,30 @@ def test_a_config_is_built_and_run_and_resumed(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     Path("c.toml").write_text("rounds = 2\n[data]\nfolder = 'out'\n[model]\nname = 'mclr'\n")
     call = CliRunner().invoke
-    built = call(app, ["data", "build", "planted", "--out", "out", "--set", "data.clients=20", "--seed", "3"])
+    built = call(
+        app, ["data", "build", "planted", "--out", "out", "--set", "data.clients=20", "--seed", "3"]
+    )
     assert built.exit_code == 0, built.output
     assert "planted, 20 clients, 4 clusters: 0." in built.output
     assert call(app, ["run", "c.toml", "--out", "run", "-q"]).exit_code == 0
     assert call(app, ["resume", "run", "--rounds", "3", "-q"]).exit_code == 0
     run = Run.load(Path("run"))
-    assert (run.summary["rounds"], run.summary["clients"], run.summary["clusters"]["true"]) == (3, 20, 4)
+    assert (run.summary["rounds"], run.summary["clients"], run.summary["clusters"]["true"]) == (
+        3,
+        20,
+        4,
+    )
     assert run.config["data"]["name"] == "out"
 
 
 def test_files_data_sets_and_configs_are_sources(tmp_path: Path):
     for client in ("north", "south"):
-        (tmp_path / f"{client}.csv").write_text("age,ill\n" + "".join(f"{k},{k % 2}\n" for k in range(9)))
-    (tmp_path / "c.toml").write_text("[data]\nfiles = '*.csv'\ntarget = 'ill'\n[algorithm]\nname = 'not read'\n")
+        (tmp_path / f"{client}.csv").write_text(
+            "age,ill\n" + "".join(f"{k},{k % 2}\n" for k in range(9))
+        )
+    (tmp_path / "c.toml").write_text(
+        "[data]\nfiles = '*.csv'\ntarget = 'ill'\n[algorithm]\nname = 'not read'\n"
+    )
     described = {
         "folder": Building.read(str(tmp_path), ["data.target=ill"]).build(tmp_path / "a"),
         "config": Building.read(str(tmp_path / "c.toml")).build(tmp_path / "b"),
@@ -57,7 +67,10 @@ def test_a_folder_is_found_beside_its_config(tmp_path: Path):
 @pytest.mark.parametrize(
     ("data", "told"),
     [
-        ({"clients": 5}, "data.clients makes no sense with a folder, whose clients have their data already"),
+        (
+            {"clients": 5},
+            "data.clients makes no sense with a folder, whose clients have their data already",
+        ),
         ({"target": "y"}, "data.target makes no sense with a folder"),
         ({"folders": 1}, "unknown key of [data]: 'folders'; did you mean 'folder'?"),
     ],
@@ -88,7 +101,9 @@ def test_the_schema_of_files_is_written_and_taken(tmp_path: Path, monkeypatch: p
         rows = ["city,age,back", f"{city},3,no", "oslo,4,yes", "oslo,5,yes"]
         Path(f"h/{name}.csv").write_text("\n".join(rows) + "\n")
     call = CliRunner().invoke
-    written = call(app, ["data", "schema", "h", "--set", "data.target=back", "--out", "schema.json"])
+    written = call(
+        app, ["data", "schema", "h", "--set", "data.target=back", "--out", "schema.json"]
+    )
     assert written.exit_code == 0, written.output
     assert DataSchema.load("schema.json").as_dict() == {
         "inputs": {"city": ["bern", "oslo", "rome"], "age": "number"},
@@ -98,8 +113,18 @@ def test_the_schema_of_files_is_written_and_taken(tmp_path: Path, monkeypatch: p
     }
     again = call(app, ["data", "schema", "h", "--set", "data.target=back", "--out", "schema.json"])
     assert again.exit_code != 0
-    with pytest.raises(ConfigError, match="a schema is of tables in files, and 'digits' names none by"):
+    with pytest.raises(
+        ConfigError, match="a schema is of tables in files, and 'digits' names none by"
+    ):
         build_schema("digits")
-    one = ["data", "schema", "h/north.csv", "--set", "data.target=back", "--set", "data.schema=schema.json"]
+    one = [
+        "data",
+        "schema",
+        "h/north.csv",
+        "--set",
+        "data.target=back",
+        "--set",
+        "data.schema=schema.json",
+    ]
     assert call(app, [*one, "--out", "again.json"]).exit_code == 0
     assert Path("again.json").read_text() == Path("schema.json").read_text()

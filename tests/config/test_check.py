@@ -53,7 +53,9 @@ def test_there_are_no_faults_unless_they_are_asked_for():
 
 
 def test_faults_and_min_clients_are_read():
-    config = check_config({"min_clients": 3, "faults": {"dropout": 0.1, "slow": 0.02, "corrupt": 0.01}})
+    config = check_config(
+        {"min_clients": 3, "faults": {"dropout": 0.1, "slow": 0.02, "corrupt": 0.01}}
+    )
     assert config.faults == Faults(dropout=0.1, slow=0.02, corrupt=0.01)
     assert config.top.min_clients == 3
     assert check_config(config.as_dict()) == config
@@ -70,7 +72,10 @@ def test_privacy_is_read_and_there_is_none_by_default():
 @pytest.mark.parametrize(
     ("raw", "told"),
     [
-        ({"privacy": {"clip_norm": -1.0}}, "privacy.clip_norm should be greater than 0 and finite, got -1.0"),
+        (
+            {"privacy": {"clip_norm": -1.0}},
+            "privacy.clip_norm should be greater than 0 and finite, got -1.0",
+        ),
         (
             {"privacy": {"noise_multiplier": 2.0}},
             "privacy.noise_multiplier should be 0 where privacy.clip_norm is not set",
@@ -89,10 +94,14 @@ def test_what_is_wrong_with_privacy_is_said(raw, told):
 
 def test_newcomers_are_read_and_there_are_none_by_default():
     assert check_config({}).newcomers == Newcomers(clients=0, samples_per_client=None)
-    config = check_config({"newcomers": {"clients": 3, "samples_per_client": 40}, "data": {"clients": 5}})
+    config = check_config(
+        {"newcomers": {"clients": 3, "samples_per_client": 40}, "data": {"clients": 5}}
+    )
     assert config.newcomers == Newcomers(clients=3, samples_per_client=40)
     assert "without_labels" not in config.as_dict()["newcomers"]
-    blind = check_config({"newcomers": {"clients": 3, "without_labels": True}, "data": {"clients": 5}})
+    blind = check_config(
+        {"newcomers": {"clients": 3, "without_labels": True}, "data": {"clients": 5}}
+    )
     assert blind.as_dict()["newcomers"]["without_labels"] is True
     assert check_config(config.as_dict()) == config
     late = config.federation().newcomers
@@ -104,8 +113,14 @@ def test_newcomers_are_read_and_there_are_none_by_default():
     ("raw", "told"),
     [
         ({"faults": {"dropout": 1.5}}, "faults.dropout should be in [0, 1], got 1.5"),
-        ({"faults": {"dropout": 0.7, "corrupt": 0.5}}, "[faults] the sum of faults should be at most 1, got 1.2"),
-        ({"faults": {"drop_out": 0.1}}, "unknown key of [faults]: 'drop_out'; did you mean 'dropout'?"),
+        (
+            {"faults": {"dropout": 0.7, "corrupt": 0.5}},
+            "[faults] the sum of faults should be at most 1, got 1.2",
+        ),
+        (
+            {"faults": {"drop_out": 0.1}},
+            "unknown key of [faults]: 'drop_out'; did you mean 'dropout'?",
+        ),
         ({"min_clients": 0}, "min_clients should be at least 1, got 0"),
     ],
 )
@@ -130,13 +145,18 @@ def test_what_is_wrong_with_newcomers_is_said(raw, told):
 
 def test_newcomers_need_a_number_of_others():
     raw = {"data": {"name": "synthetic", "partition": "natural"}, "newcomers": {"clients": 2}}
-    with pytest.raises(ConfigError, match=r"newcomers\.clients should be 0 unless data\.clients says how many others"):
+    with pytest.raises(
+        ConfigError,
+        match=r"newcomers\.clients should be 0 unless data\.clients says how many others",
+    ):
         load_federation("synthetic", partition="natural", clients=None, newcomers=2)
     assert check_config({**raw, "data": {**raw["data"], "clients": 4}}).newcomers.clients == 2
 
 
 @pytest.mark.parametrize(
-    "odd", [["digits"], {"name": "digits"}, [["x"]], 5, True, 10**5000], ids=lambda odd: type(odd).__name__
+    "odd",
+    [["digits"], {"name": "digits"}, [["x"]], 5, True, 10**5000],
+    ids=lambda odd: type(odd).__name__,
 )
 @pytest.mark.parametrize(
     ("section", "key", "told"),
@@ -153,12 +173,20 @@ def test_a_name_that_is_no_string_is_refused(section, key, told, odd):
         check_config({section: {key: odd}})
 
 
-@pytest.mark.parametrize("number", [2**63, -(10**400), 10**5000], ids=["2**63", "-10**400", "10**5000"])
+@pytest.mark.parametrize(
+    "number", [2**63, -(10**400), 10**5000], ids=["2**63", "-10**400", "10**5000"]
+)
 @pytest.mark.parametrize(
     ("raw", "told"),
     [
-        (lambda number: {"local": {"lr": number}}, "lr of [local] should be a number or left out, got "),
-        (lambda number: {"data": {"clients": number}}, "clients of [data] should be a whole number or left out, got "),
+        (
+            lambda number: {"local": {"lr": number}},
+            "lr of [local] should be a number or left out, got ",
+        ),
+        (
+            lambda number: {"data": {"clients": number}},
+            "clients of [data] should be a whole number or left out, got ",
+        ),
         (lambda number: {"seed": number}, "seed of the config should be a whole number, got "),
         (
             lambda number: {"algorithm": {"name": "cfl", "split_rounds": [1, number]}},
@@ -173,12 +201,15 @@ def test_a_whole_number_of_more_than_64_bits_is_refused(raw, told, number):
 
 
 @pytest.mark.parametrize(
-    ("section", "key"), [("local", "lr"), ("local", "clip_norm"), ("faults", "dropout"), ("algorithm", "eps1")]
+    ("section", "key"),
+    [("local", "lr"), ("local", "clip_norm"), ("faults", "dropout"), ("algorithm", "eps1")],
 )
 def test_a_setting_that_is_not_a_number_is_refused(section, key):
     algorithm = {"algorithm": {"name": "cfl"}}
     raw = {**algorithm, section: {**algorithm.get(section, {}), key: math.nan}}
-    with pytest.raises(ConfigError, match=re.escape(f"{key} of [{section}] should be a number") + ".*got nan"):
+    with pytest.raises(
+        ConfigError, match=re.escape(f"{key} of [{section}] should be a number") + ".*got nan"
+    ):
         check_config(raw)
 
 
@@ -187,7 +218,9 @@ def test_a_value_that_is_very_long_or_deep_is_shortened_in_its_message():
     for _ in range(100_000):
         deep = [deep]
     for value in (deep, "x" * 10**6, [1] * 10**6, {str(i): i for i in range(10**5)}):
-        with pytest.raises(ConfigError, match=r"lr of \[local\] should be a number or left out, got ") as error:
+        with pytest.raises(
+            ConfigError, match=r"lr of \[local\] should be a number or left out, got "
+        ) as error:
             check_config({"local": {"lr": value}})
         assert len(str(error.value)) < 1000
 
@@ -199,20 +232,44 @@ def test_newcomers_are_checked_beside_wrong_data_as_far_as_that_goes():
     with pytest.raises(ConfigError, match=f"^{re.escape(told)}$"):
         check_config(raw)
     raw["newcomers"]["clients"] = -1
-    with pytest.raises(ConfigError, match="^" + re.escape(f"{told}\nnewcomers.clients should be at least 0, got -1")):
+    with pytest.raises(
+        ConfigError,
+        match="^" + re.escape(f"{told}\nnewcomers.clients should be at least 0, got -1"),
+    ):
         check_config(raw)
 
 
 @pytest.mark.parametrize(
     ("algorithm", "told"),
     [
-        ({"name": "fedgroup", "groups": 10**9}, "algorithm.groups should be at most 6, the number of clients that can"),
-        ({"name": "fedgroup", "base_directions": 10**9}, "algorithm.base_directions should be at most 6, as 6 clients"),
-        ({"name": "ifca", "clusters": 10**9}, "algorithm.clusters should be at most the number of clients, 6"),
-        ({"name": "fesem", "clusters": 10**9}, "algorithm.clusters should be at most the number of clients, 6"),
-        ({"name": "fl_hc", "n_clusters": 7}, "algorithm.n_clusters should be at most the number of clients, 6, got 7"),
-        ({"name": "pacfl", "n_clusters": 7}, "algorithm.n_clusters should be at most the number of clients, 6, got 7"),
-        ({"name": "fedgroup", "eta_g": 1e300}, "algorithm.eta_g should be at most 3.4e+38, got 1e+300"),
+        (
+            {"name": "fedgroup", "groups": 10**9},
+            "algorithm.groups should be at most 6, the number of clients that can",
+        ),
+        (
+            {"name": "fedgroup", "base_directions": 10**9},
+            "algorithm.base_directions should be at most 6, as 6 clients",
+        ),
+        (
+            {"name": "ifca", "clusters": 10**9},
+            "algorithm.clusters should be at most the number of clients, 6",
+        ),
+        (
+            {"name": "fesem", "clusters": 10**9},
+            "algorithm.clusters should be at most the number of clients, 6",
+        ),
+        (
+            {"name": "fl_hc", "n_clusters": 7},
+            "algorithm.n_clusters should be at most the number of clients, 6, got 7",
+        ),
+        (
+            {"name": "pacfl", "n_clusters": 7},
+            "algorithm.n_clusters should be at most the number of clients, 6, got 7",
+        ),
+        (
+            {"name": "fedgroup", "eta_g": 1e300},
+            "algorithm.eta_g should be at most 3.4e+38, got 1e+300",
+        ),
         ({"name": "fedgroup", "mu": 1e300}, "algorithm.mu should be at most 3.4e+38, got 1e+300"),
         ({"name": "ditto", "lam": 1e300}, "algorithm.lam should be at most 3.4e+38, got 1e+300"),
     ],
@@ -230,7 +287,9 @@ def test_a_model_that_no_options_can_be_given_is_refused(name):
 
 def test_a_model_section_names_parts_besides_arguments():
     adapter = {"targets": ["1"], "rank": 2}
-    config = check_config({"model": {"name": "mlp", "hidden": 8, "freeze": ["3.bias"], "adapter": adapter}})
+    config = check_config(
+        {"model": {"name": "mlp", "hidden": 8, "freeze": ["3.bias"], "adapter": adapter}}
+    )
     assert config.model == {
         **{"name": "mlp", "hidden": 8, "freeze": ("3.bias",)},
         "adapter": {"targets": ("1",), "rank": 2, "alpha": 16.0, "train": (), "kind": "lora"},
@@ -242,7 +301,10 @@ def test_a_model_section_names_parts_besides_arguments():
 
 
 def test_what_is_wrong_with_parts_is_said_with_the_rest():
-    raw = {"model": {"name": "mlp", "hiden": 8, "freeze": "3", "adapter": {"rank": 2}}, "signature": {"of": 3}}
+    raw = {
+        "model": {"name": "mlp", "hiden": 8, "freeze": "3", "adapter": {"rank": 2}},
+        "signature": {"of": 3},
+    }
     with pytest.raises(ConfigError) as error:
         check_config(raw)
     for text in (
@@ -255,7 +317,8 @@ def test_what_is_wrong_with_parts_is_said_with_the_rest():
 
 def test_an_adapter_without_targets_is_refused():
     with pytest.raises(
-        ConfigError, match=r"model.adapter.targets should be at least one pattern, such as 'fc\*', got \(\)"
+        ConfigError,
+        match=r"model.adapter.targets should be at least one pattern, such as 'fc\*', got \(\)",
     ):
         check_config({"model": {"name": "mlp", "adapter": {"rank": 2}}})
 
@@ -263,9 +326,13 @@ def test_an_adapter_without_targets_is_refused():
 def test_of_a_misspelt_key_nobody_knows_what_else_it_makes_wrong():
     with pytest.raises(ConfigError) as error:
         check_config({"privacy": {"clipnorm": 1.0, "noise_multiplier": 1.0}})
-    assert str(error.value).startswith("unknown key of [privacy]: 'clipnorm'; did you mean 'clip_norm'? (known: ")
+    assert str(error.value).startswith(
+        "unknown key of [privacy]: 'clipnorm'; did you mean 'clip_norm'? (known: "
+    )
     assert "\n" not in str(error.value)
-    with pytest.raises(ConfigError, match=r"lr of \[local\].*\n.*local.lr_decay should be in \(0, 1\], got 5"):
+    with pytest.raises(
+        ConfigError, match=r"lr of \[local\].*\n.*local.lr_decay should be in \(0, 1\], got 5"
+    ):
         check_config({"local": {"lr": "x", "lr_decay": 5}})
 
 

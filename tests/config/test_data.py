@@ -17,7 +17,9 @@ from fedclade import ConfigError, DataError, FedcladeError, Federation, Pool, fe
 from fedclade.config import check_config, read_config, read_scenario
 from fedclade.core import installed
 
-ROWS = "age,ward,back\n" + "".join(f"{30 + k}.5,{'ab'[k % 2]},{'yes' if k % 3 else 'no'}\n" for k in range(10))
+ROWS = "age,ward,back\n" + "".join(
+    f"{30 + k}.5,{'ab'[k % 2]},{'yes' if k % 3 else 'no'}\n" for k in range(10)
+)
 
 
 def part(n: int = 10) -> tuple[torch.Tensor, torch.Tensor]:
@@ -76,7 +78,9 @@ def twice(x: torch.Tensor) -> torch.Tensor:
 @pytest.fixture(autouse=True)
 def _own_module(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("own_data_of_tests")
-    module.__dict__.update({key: value for key, value in globals().items() if callable(value)}, no_function=3)
+    module.__dict__.update(
+        {key: value for key, value in globals().items() if callable(value)}, no_function=3
+    )
     monkeypatch.setitem(sys.modules, "own_data_of_tests", module)
 
 
@@ -101,7 +105,11 @@ def test_each_file_is_a_client(tmp_path: Path) -> None:
     built = made(files(tmp_path / "hospitals", "cab"))
     assert [client.name for client in built.clients] == ["a", "b", "c"]
     assert [len(client.train) for client in built.clients] == [8, 8, 8]
-    assert (built.pool.name, built.pool.task, built.pool.input_shape) == ("hospitals", "classification", (3,))
+    assert (built.pool.name, built.pool.task, built.pool.input_shape) == (
+        "hospitals",
+        "classification",
+        (3,),
+    )
 
 
 def test_a_column_says_whose_a_row_is(tmp_path: Path) -> None:
@@ -110,20 +118,33 @@ def test_a_column_says_whose_a_row_is(tmp_path: Path) -> None:
 
     files(tmp_path, "a")
     pq.write_table(csv.read_csv(tmp_path / "a.csv"), tmp_path / "all.parquet")
-    built = made({"files": str(tmp_path / "all.parquet"), "client": "ward", "target": "back", "inputs": ["age"]})
+    built = made(
+        {
+            "files": str(tmp_path / "all.parquet"),
+            "client": "ward",
+            "target": "back",
+            "inputs": ["age"],
+        }
+    )
     assert [client.name for client in built.clients] == ["a", "b"]
     assert (built.pool.name, built.pool.input_shape) == ("all", (1,))
 
 
 def test_the_task_and_the_other_settings_reach_the_data(tmp_path: Path) -> None:
-    data = files(tmp_path, "abcd") | {"test_fraction": 0.5, "validation_fraction": 0.2, "samples_per_client": 8}
+    data = files(tmp_path, "abcd") | {
+        "test_fraction": 0.5,
+        "validation_fraction": 0.2,
+        "samples_per_client": 8,
+    }
     built = made(
         data | {"standardize": "federated", "augment": "own_data_of_tests:twice"},
         task={"name": "binary"},
         newcomers={"clients": 1, "samples_per_client": 6, "join_round": 2},
     )
     assert built.pool.task == "binary"
-    assert [(len(c.train), len(c.validation), len(c.test)) for c in built.clients] == [(3, 1, 4)] * 3
+    assert [(len(c.train), len(c.validation), len(c.test)) for c in built.clients] == [
+        (3, 1, 4)
+    ] * 3
     assert built.newcomers is not None
     assert len(built.newcomers.clients[0].train) == 2
     assert built.augment is twice
@@ -142,7 +163,9 @@ def test_texts_are_read_as_words(tmp_path: Path) -> None:
     assert "night" in built.pool.vocabulary
 
 
-def test_files_are_looked_for_beside_the_config_and_in_the_data_folder(tmp_path: Path, monkeypatch: Any) -> None:
+def test_files_are_looked_for_beside_the_config_and_in_the_data_folder(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
     files(tmp_path / "hospitals")
     text = '[data]\nfiles = "hospitals/*.csv"\ntarget = "back"\n'
     (tmp_path / "my.toml").write_text(text)
@@ -152,11 +175,14 @@ def test_files_are_looked_for_beside_the_config_and_in_the_data_folder(tmp_path:
     monkeypatch.delenv("FEDCLADE_DATA_DIR", raising=False)
     monkeypatch.chdir(elsewhere)
     config = read_config(tmp_path / "my.toml")
-    assert config.data["files"] == str(tmp_path / "hospitals/*.csv")  # so that the run's config finds them
+    assert config.data["files"] == str(
+        tmp_path / "hospitals/*.csv"
+    )  # so that the run's config finds them
     assert len(config.federation()) == 2
     assert len(read_config(elsewhere / "my.toml").federation(tmp_path)) == 2
     with pytest.raises(
-        DataError, match=r"files = 'hospitals/\*.csv' matches no file in .*elsewhere; check the path, or"
+        DataError,
+        match=r"files = 'hospitals/\*.csv' matches no file in .*elsewhere; check the path, or",
     ):
         read_config(elsewhere / "my.toml").federation()
     (tmp_path / "all.toml").write_text(text + "[algorithms]\nfedavg = {}\ncfl = {}\n")
@@ -165,8 +191,15 @@ def test_files_are_looked_for_beside_the_config_and_in_the_data_folder(tmp_path:
 
 
 def test_the_settings_of_tables_reach_the_reader(tmp_path: Path) -> None:
-    rows = "id;age;seen;back\n" + "".join(f"p{k};{30 + k},5;{k + 1}/2/70;{k % 2}\n" for k in range(12))
-    data = files(tmp_path, rows=rows) | {"drop": ["id"], "separator": ";", "decimal": ",", "dates": "%d/%m/%y"}
+    rows = "id;age;seen;back\n" + "".join(
+        f"p{k};{30 + k},5;{k + 1}/2/70;{k % 2}\n" for k in range(12)
+    )
+    data = files(tmp_path, rows=rows) | {
+        "drop": ["id"],
+        "separator": ";",
+        "decimal": ",",
+        "dates": "%d/%m/%y",
+    }
     built = made(data | {"encoding": "ascii"})
     assert built.pool.columns is not None
     assert built.pool.columns.inputs == ("age", "seen")
@@ -184,18 +217,36 @@ def test_all_wrong_settings_of_tables_are_told_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"partition": "iid"}, "data.partition makes no sense with files, whose rows belong to clients already"),
+        (
+            {"partition": "iid"},
+            "data.partition makes no sense with files, whose rows belong to clients already",
+        ),
         (
             {"clients": 3, "shift": "none"},
             "data.clients makes no sense with files, whose rows belong to clients already",
         ),
         ({"traget": "x"}, "unknown key of [data]: 'traget'; did you mean 'target'?"),
-        ({"target": 3}, "target of [data] should be a string or a list, each of it a string, got 3"),
+        (
+            {"target": 3},
+            "target of [data] should be a string or a list, each of it a string, got 3",
+        ),
         ({"target": None}, "data.target should name the column to predict, got none"),
-        ({"files": "all.csv"}, "files = 'all.csv' is one file; say by client = ... which column says whose a row is"),
-        ({"inputs": ["age", "back"]}, "inputs should be other columns than target and client, got 'back'"),
-        ({"text": "age", "inputs": ["ward"]}, "text = 'age' is the only input; leave out inputs = ['ward']"),
-        ({"standardize": "all"}, "standardize of [data] should be 'none' or 'client' or 'federated', got 'all'"),
+        (
+            {"files": "all.csv"},
+            "files = 'all.csv' is one file; say by client = ... which column says whose a row is",
+        ),
+        (
+            {"inputs": ["age", "back"]},
+            "inputs should be other columns than target and client, got 'back'",
+        ),
+        (
+            {"text": "age", "inputs": ["ward"]},
+            "text = 'age' is the only input; leave out inputs = ['ward']",
+        ),
+        (
+            {"standardize": "all"},
+            "standardize of [data] should be 'none' or 'client' or 'federated', got 'all'",
+        ),
         ({"test_fraction": 1.5}, "test_fraction should be greater than 0 and less than 1, got 1.5"),
         ({"drop": "age"}, "drop of [data] should be a list, each of it a string, got 'age'"),
         ({"drop": ["age", "back"]}, "drop should be columns that are not needed, got 'back'"),
@@ -205,7 +256,10 @@ def test_all_wrong_settings_of_tables_are_told_at_once(tmp_path: Path) -> None:
             "separator should be a character such as ';' or '\\t', and not the decimal mark, got ';;'",
         ),
         ({"decimal": "comma"}, "decimal should be '.' or ',', got 'comma'"),
-        ({"encoding": "excel"}, "encoding should be one that Python knows, such as 'cp1252' or 'utf-16', got 'excel'"),
+        (
+            {"encoding": "excel"},
+            "encoding should be one that Python knows, such as 'cp1252' or 'utf-16', got 'excel'",
+        ),
         ({"dates": "%d.%m."}, "such as '%d.%m.%Y', got '%d.%m.'"),
         (
             {"augment": "own_data_of_tests:no_function"},
@@ -222,12 +276,20 @@ def test_what_is_wrong_with_a_section_of_files(changes: dict[str, Any], told: st
 @pytest.mark.parametrize(
     ("name", "text", "told"),
     [
-        ("a.csv", "age,ward,back\n1,a,yes\n,b,no\n", r"a.csv: column 'age' has an empty cell in row 2; fill it in"),
+        (
+            "a.csv",
+            "age,ward,back\n1,a,yes\n,b,no\n",
+            r"a.csv: column 'age' has an empty cell in row 2; fill it in",
+        ),
         ("a.csv", "", r"cannot read .*a.csv: Empty CSV file"),
         ("a.csv", "age,ward,back\n1\n", r"cannot read .*a.csv: CSV parse error"),
         ("a.parquet", "no", r"cannot read .*a.parquet"),
         ("a.xlsx", "no", r"a.xlsx should end in .csv, .tsv or .parquet"),
-        ("sub/b.csv", ROWS, r"matches several files called 'b'; a client is called as its file, so their names should"),
+        (
+            "sub/b.csv",
+            ROWS,
+            r"matches several files called 'b'; a client is called as its file, so their names should",
+        ),
     ],
 )
 def test_files_that_cannot_be_read(name: str, text: str, told: str, tmp_path: Path) -> None:
@@ -254,7 +316,9 @@ def test_a_function_returns_a_mapping() -> None:
 def test_a_function_is_called_with_what_it_takes() -> None:
     data = named("some_clients", clients=3, width=20)
     assert [len(c.train) for c in made(data, "here", seed=7).clients] == [16] * 3
-    with pytest.raises(ConfigError, match=r"unknown key of \[data\]: 'widht'; did you mean 'width'\?"):
+    with pytest.raises(
+        ConfigError, match=r"unknown key of \[data\]: 'widht'; did you mean 'width'\?"
+    ):
         check_config({"data": named("some_clients", clients=3, widht=20)})
     with pytest.raises(ConfigError, match=r"width of \[data\] should be a whole number, got 'x'"):
         check_config({"data": named("some_clients", clients=3, width="x")})
@@ -268,7 +332,15 @@ def test_a_function_returns_a_federation() -> None:
 @pytest.mark.parametrize("function", ["pool", "dataset"])
 def test_what_a_function_returns_is_shared_out(function: str) -> None:
     built = made(
-        named(function, clients=4, partition="dirichlet", alpha=5.0, min_samples=2, shift="label_swap", clusters=1)
+        named(
+            function,
+            clients=4,
+            partition="dirichlet",
+            alpha=5.0,
+            min_samples=2,
+            shift="label_swap",
+            clusters=1,
+        )
     )
     assert len(built) == 4
     assert built.clients[0].label_map is not None
@@ -287,8 +359,13 @@ def test_a_section_says_whether_inputs_are_numbers_or_tokens(function: str) -> N
 
 
 def test_a_table_of_files_can_be_tokens(tmp_path: Path) -> None:
-    rows = "first,second,back\n" + "".join(f"{k},{k % 4},{'yes' if k % 3 else 'no'}\n" for k in range(10))
-    assert made({**files(tmp_path / "d", rows=rows), "inputs_are": "tokens"}).pool.x.dtype == torch.int64
+    rows = "first,second,back\n" + "".join(
+        f"{k},{k % 4},{'yes' if k % 3 else 'no'}\n" for k in range(10)
+    )
+    assert (
+        made({**files(tmp_path / "d", rows=rows), "inputs_are": "tokens"}).pool.x.dtype
+        == torch.int64
+    )
 
 
 def test_an_installed_package_adds_data_by_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,21 +390,34 @@ def test_an_installed_package_adds_data_by_a_name(monkeypatch: pytest.MonkeyPatc
         ),
         (named("two_clients", clients=2), {}, "which returns a mapping of clients; leave it out"),
         (named("finished", test_fraction=0.5), {}, "data.test_fraction makes no sense with "),
-        (named("finished"), {"newcomers": {"clients": 2}}, "newcomers.clients should be 0, as the Federation that"),
+        (
+            named("finished"),
+            {"newcomers": {"clients": 2}},
+            "newcomers.clients should be 0, as the Federation that",
+        ),
         (named("fails"), {}, "data 'own_data_of_tests:fails' failed: ValueError: no such bucket"),
-        (named("seven"), {}, "should return a Federation, or a mapping of client names to (train, test), got int"),
+        (
+            named("seven"),
+            {},
+            "should return a Federation, or a mapping of client names to (train, test), got int",
+        ),
         (named("no_function"), {}, "should name a function that returns clients' data, got 3"),
         (named("nothing"), {}, "dataset in [data]: 'own_data_of_tests:nothing' cannot be imported"),
         ({"name": "digts"}, {}, "unknown dataset in [data]: 'digts'; did you mean 'digits'?"),
     ],
 )
-def test_functions_that_cannot_be_used(data: dict[str, Any], raw: dict[str, Any], told: str) -> None:
+def test_functions_that_cannot_be_used(
+    data: dict[str, Any], raw: dict[str, Any], told: str
+) -> None:
     with pytest.raises(FedcladeError, match=re.escape(told)):
         made(data, **raw)
 
 
 def test_the_data_of_the_library_can_be_augmented() -> None:
-    assert made({"name": "digits", "clients": 2, "augment": "own_data_of_tests:twice"}).augment is twice
+    assert (
+        made({"name": "digits", "clients": 2, "augment": "own_data_of_tests:twice"}).augment
+        is twice
+    )
     with pytest.raises(ConfigError, match="augment 'own_data_of_tests:flip' cannot be imported"):
         check_config({"data": {"augment": "own_data_of_tests:flip"}})
 
@@ -337,7 +427,10 @@ def test_the_data_of_the_library_can_be_augmented() -> None:
     [
         ({"shift": "anda", "level": 9}, "[data] level should be from 1 to 8, got 9"),
         ({"partition": "dirichlet", "alpha": 0.0}, "[data] alpha should be above 0, got 0.0"),
-        ({"partition": "shards", "shards_per_client": 0}, "[data] shards_per_client should be at least 1, got 0"),
+        (
+            {"partition": "shards", "shards_per_client": 0},
+            "[data] shards_per_client should be at least 1, got 0",
+        ),
     ],
 )
 def test_options_out_of_range_are_told_before_there_is_any_data(section, told):

@@ -31,7 +31,11 @@ def test_a_scenario_is_one_config_for_each_algorithm(scenario):
     read = read_scenario(scenario)
     assert (read.name, read.seeds, list(read.configs)) == ("mine", 1, ["fedavg", "prox"])
     fedavg, prox = read.configs.values()
-    assert (fedavg.algorithm["name"], prox.algorithm["name"], prox.algorithm["mu"]) == ("fedavg", "fedgroup", 0.1)
+    assert (fedavg.algorithm["name"], prox.algorithm["name"], prox.algorithm["mu"]) == (
+        "fedavg",
+        "fedgroup",
+        0.1,
+    )
     assert (fedavg.data, fedavg.top) == (prox.data, prox.top)
 
 
@@ -57,7 +61,11 @@ def test_a_scenario_is_told_from_a_config(scenario, tmp_path):
         ("clients = 8", "clients = 8\n[algorithm]\neps2 = 1.0", "a scenario has no [algorithm]"),
         ("mu = 0.1", "mu = -1.0", "algorithms.prox.mu should be at least 0, or left out, got -1.0"),
         ("mu = 0.1", "nu = 0.1", "unknown key of [algorithms.prox]: 'nu'"),
-        ("fedavg = {}", "fedagv = {}", "[algorithms.fedagv] unknown algorithm 'fedagv'; did you mean 'fedavg'?"),
+        (
+            "fedavg = {}",
+            "fedagv = {}",
+            "[algorithms.fedagv] unknown algorithm 'fedagv'; did you mean 'fedavg'?",
+        ),
         ("fedavg = {}", "fedavg = 3", "fedavg should be a table, got 3"),
         ("rounds = 9", "round = 9", "unknown key of the config: 'round'; did you mean 'rounds'?"),
     ],
@@ -74,7 +82,9 @@ def test_a_scenario_needs_an_algorithm_and_knows_its_scales(scenario):
     with pytest.raises(ConfigError, match="unknown scale 'smok'; did you mean 'smoke'"):
         read_scenario(scenario, scale="smok")
     scenario.write_text("[algorithms]")
-    with pytest.raises(ConfigError, match=r"\[algorithms\] should name at least 1 algorithm, got none"):
+    with pytest.raises(
+        ConfigError, match=r"\[algorithms\] should name at least 1 algorithm, got none"
+    ):
         read_scenario(scenario)
 
 
@@ -100,7 +110,9 @@ def test_cells_make_a_scenario_of_each_combination(tmp_path):
 
 def test_a_name_that_is_no_folder_has_one_that_is(tmp_path):
     file = tmp_path / "grid.toml"
-    file.write_text(GRID.replace('"data.clients" = [4, 6]', '"model.name" = ["mlp"]\n"data.name" = ["digits"]'))
+    file.write_text(
+        GRID.replace('"data.clients" = [4, 6]', '"model.name" = ["mlp"]\n"data.name" = ["digits"]')
+    )
     assert read_scenarios(file)[0].folder == "grid-mlp-digits-0.1"
 
 
@@ -130,20 +142,46 @@ def test_printed_figures_are_of_groups_of_the_cells_and_of_the_file_as_it_stands
     assert found["mine 4 1"] == found["mine 4 2"]
     printed = found["mine 4 1"]
     assert printed is not None
-    assert (printed.name, printed.scenarios, printed.figures) == ("mine 4", ("mine 4 1", "mine 4 2"), {"fedavg": 50.5})
+    assert (printed.name, printed.scenarios, printed.figures) == (
+        "mine 4",
+        ("mine 4 1", "mine 4 2"),
+        {"fedavg": 50.5},
+    )
     assert all(each.printed is None for each in read_scenarios(scenario, scale="smoke"))
-    assert all(each.printed is None for each in read_scenarios(scenario, ["data.test_fraction=0.5"]))
+    assert all(
+        each.printed is None for each in read_scenarios(scenario, ["data.test_fraction=0.5"])
+    )
 
 
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
-        ('source = "A paper"', "", "source of [printed] should say where the figures stand, got ''"),
-        ('["rounds"]', '["round"]', "means_over of [printed] should be a list of keys of [cells], got 'round'"),
-        ('["rounds"]', "[[1]]", "means_over of [printed] should be a list of keys of [cells], got [1]"),
-        ('["rounds"]', '"rounds"', "means_over of [printed] should be a list of keys of [cells], got 'rounds'"),
+        (
+            'source = "A paper"',
+            "",
+            "source of [printed] should say where the figures stand, got ''",
+        ),
+        (
+            '["rounds"]',
+            '["round"]',
+            "means_over of [printed] should be a list of keys of [cells], got 'round'",
+        ),
+        (
+            '["rounds"]',
+            "[[1]]",
+            "means_over of [printed] should be a list of keys of [cells], got [1]",
+        ),
+        (
+            '["rounds"]',
+            '"rounds"',
+            "means_over of [printed] should be a list of keys of [cells], got 'rounds'",
+        ),
         ("4 = {", "5 = {", "unknown group of [printed]: '5'"),
-        ("{ fedavg =", "{ fedagv =", "unknown algorithm of [printed.4]: 'fedagv'; did you mean 'fedavg'?"),
+        (
+            "{ fedavg =",
+            "{ fedagv =",
+            "unknown algorithm of [printed.4]: 'fedagv'; did you mean 'fedavg'?",
+        ),
         ("50.5", '"50.5"', "fedavg of [printed.4] should be a number, got '50.5'"),
         ("{ fedavg = 50.5 }", "50.5", "4 should be a table, got 50.5"),
     ],
@@ -156,15 +194,22 @@ def test_printed_figures_that_cannot_be_placed_are_refused(scenario, old, new, t
 
 
 def test_an_algorithm_whose_folder_would_lie_elsewhere_is_refused(scenario):
-    scenario.write_text(SCENARIO.replace("prox =", '"../x" =').replace("algorithms.prox.groups = 2", ""))
-    with pytest.raises(ConfigError, match=r"a key of \[algorithms\]: '../x' should be a name that a folder can have"):
+    scenario.write_text(
+        SCENARIO.replace("prox =", '"../x" =').replace("algorithms.prox.groups = 2", "")
+    )
+    with pytest.raises(
+        ConfigError,
+        match=r"a key of \[algorithms\]: '../x' should be a name that a folder can have",
+    ):
         read_scenarios(scenario)
 
 
 def test_a_cell_that_is_there_twice_is_refused(tmp_path):
     file = tmp_path / "grid.toml"
     file.write_text(GRID.replace("[4, 6]", "[4, 6, 4]"))
-    with pytest.raises(ConfigError, match=r"data.clients of \[cells\] should be different values, got 4 twice"):
+    with pytest.raises(
+        ConfigError, match=r"data.clients of \[cells\] should be different values, got 4 twice"
+    ):
         read_scenarios(file)
 
 

@@ -25,7 +25,11 @@ def test_without_a_section_the_data_says():
 
 
 def test_all_that_is_wrong_is_said_at_once():
-    section: dict[str, Any] = {"loss": "mes", "metrics": ["acuracy", "mae"], "class_weights": "even"}
+    section: dict[str, Any] = {
+        "loss": "mes",
+        "metrics": ["acuracy", "mae"],
+        "class_weights": "even",
+    }
     with pytest.raises(ConfigError) as caught:
         check_config({"rounds": 0, "task": section, "target": {"mae": "low"}})
     told = [
@@ -43,7 +47,10 @@ def test_all_that_is_wrong_is_said_at_once():
     ("section", "told"),
     [
         ({"nmae": "binary"}, "unknown key of [task]: 'nmae'; did you mean 'name'?"),
-        ({"metrics": "auroc"}, "metrics of [task] should be a list, each of it a string, got 'auroc'"),
+        (
+            {"metrics": "auroc"},
+            "metrics of [task] should be a list, each of it a string, got 'auroc'",
+        ),
         ({"class_weights": [1, "x"]}, "class_weights of [task] should be a string or a list"),
         ({"name": "binary", "metrics": ["r2"]}, "task.metrics: 'r2' does not fit a binary task"),
     ],

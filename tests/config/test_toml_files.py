@@ -37,7 +37,9 @@ def test_a_file_with_numbers_too_long_or_tables_too_deep_is_refused(tmp_path, li
     assert len(str(error.value)) < 1000
 
 
-@pytest.mark.parametrize(("line", "told"), [each for each in ODD.items() if each[0].startswith("clients")])
+@pytest.mark.parametrize(
+    ("line", "told"), [each for each in ODD.items() if each[0].startswith("clients")]
+)
 def test_an_override_with_numbers_too_long_or_tables_too_deep_is_refused(line, told):
     key, _, value = line.partition(" = ")
     with pytest.raises(ConfigError, match=re.escape(told)) as error:
@@ -68,12 +70,16 @@ def test_a_file_is_utf8_whatever_the_locale(tmp_path):
     assert read_toml(path) == {"rounds": 2}
     code = f"from fedclade.config.toml_files import *; from pathlib import Path; print(read_toml(Path({str(path)!r})))"
     environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    told = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=False)
+    told = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, check=False
+    )
     assert (told.returncode, told.stdout.decode()) == (0, "{'rounds': 2}\n"), told.stderr.decode()
 
 
 def test_overrides_reach_tables_within_sections():
-    apply_overrides(raw := {"data": {"drift": {"rounds": [2]}}}, ["data.drift.share=0.5", "target.auroc=0.9"])
+    apply_overrides(
+        raw := {"data": {"drift": {"rounds": [2]}}}, ["data.drift.share=0.5", "target.auroc=0.9"]
+    )
     assert raw == {"data": {"drift": {"rounds": [2], "share": 0.5}}, "target": {"auroc": 0.9}}
     with pytest.raises(ConfigError, match=r"'data\.drift\.share' is not a section"):
         apply_overrides(raw, ["data.drift.share.deep=1"])

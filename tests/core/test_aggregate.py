@@ -15,7 +15,9 @@ def test_clients_weigh_as_much_as_they_have_examples():
 
 
 def test_buffers_are_averaged_with_the_parameters():
-    updates = Updates.received([0, 1], [1, 1], torch.tensor([[0.0, 2.0], [0.0, 6.0]]), 1, torch.zeros(2), 1)
+    updates = Updates.received(
+        [0, 1], [1, 1], torch.tensor([[0.0, 2.0], [0.0, 6.0]]), 1, torch.zeros(2), 1
+    )
     assert mean(updates).tolist() == [0, (2 + 6) / 2]
 
 

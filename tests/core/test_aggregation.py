@@ -14,12 +14,24 @@ from fedclade.core import ConfigError
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"rule": "medain"}, "rule.* should be 'mean' or 'median' or .*'centred_clipping', got 'medain'"),
-        ({"rule": "median", "byzantine": 0.5}, "aggregate.byzantine should be at least 0 and below 0.5, got 0.5"),
-        ({"rule": "median", "byzantine": -0.1}, "aggregate.byzantine should be at least 0 and below 0.5, got -0.1"),
+        (
+            {"rule": "medain"},
+            "rule.* should be 'mean' or 'median' or .*'centred_clipping', got 'medain'",
+        ),
+        (
+            {"rule": "median", "byzantine": 0.5},
+            "aggregate.byzantine should be at least 0 and below 0.5, got 0.5",
+        ),
+        (
+            {"rule": "median", "byzantine": -0.1},
+            "aggregate.byzantine should be at least 0 and below 0.5, got -0.1",
+        ),
         ({"mixing": True}, "aggregate.mixing should be false where the rule is 'mean', got True"),
         ({"radius": 0.0}, "aggregate.radius should be greater than 0, or left out, got 0.0"),
-        ({"largest_weight": 0.5}, "aggregate.largest_weight should be at least 1, or 'auto', got 0.5"),
+        (
+            {"largest_weight": 0.5},
+            "aggregate.largest_weight should be at least 1, or 'auto', got 0.5",
+        ),
         ({"largest_norm": 0}, "aggregate.largest_norm should be at least 1, or 'auto', got 0"),
         ({"clip_above": float("nan")}, "clip_above.* should be .*'auto'.*got nan"),
         ({"clip_above": "no"}, "clip_above.*'no'"),

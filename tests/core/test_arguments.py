@@ -50,7 +50,9 @@ class Hyper:
         ({"eps": 1}, {"eps": 1.0}),
     ],
 )
-def test_accepts_what_the_function_takes_and_gives_it_its_type(given: dict[str, Any], fitted: dict[str, Any]):
+def test_accepts_what_the_function_takes_and_gives_it_its_type(
+    given: dict[str, Any], fitted: dict[str, Any]
+):
     result = check_arguments("it", function, given)
     assert result == fitted
     assert [type(value) for value in result.values()] == [type(value) for value in fitted.values()]
@@ -67,7 +69,10 @@ def test_accepts_what_the_function_takes_and_gives_it_its_type(given: dict[str, 
         ({"task": "c"}, "task of it should be 'a' or 'b', got 'c'"),
         ({"name": 1}, "name of it should be a string, got 1"),
         ({"on": "x"}, "on of it should be true or false, got 'x'"),
-        ({"rounds": [1, "x"]}, "rounds of it should be a list, each of it a whole number, got [1, 'x']"),
+        (
+            {"rounds": [1, "x"]},
+            "rounds of it should be a list, each of it a whole number, got [1, 'x']",
+        ),
         ({"eps": "atuo"}, "eps of it should be a number or 'auto', got 'atuo'"),
     ],
 )
@@ -87,7 +92,10 @@ def test_options_of_several_takers_are_taken_together():
     assert set(known_arguments((function, Hyper), besides=("on",))) == {
         *("alpha", "count", "task", "name", "rounds", "eps", "lr")
     }
-    assert check_arguments("both", (function, Hyper), {"alpha": 1, "lr": 2}) == {"alpha": 1.0, "lr": 2.0}
+    assert check_arguments("both", (function, Hyper), {"alpha": 1, "lr": 2}) == {
+        "alpha": 1.0,
+        "lr": 2.0,
+    }
     assert defaults(Hyper) == {"lr": 0.1}
 
 
@@ -105,7 +113,14 @@ class Kind:
 
 
 @checked("anything")
-def door(kind: Kind, on_round: Callable[[int], None] | None = None, *, count: int = 1, anything: int = 0, **more: Any):
+def door(
+    kind: Kind,
+    on_round: Callable[[int], None] | None = None,
+    *,
+    count: int = 1,
+    anything: int = 0,
+    **more: Any,
+):
     return kind, on_round, count, anything, more
 
 
@@ -119,7 +134,13 @@ class Setting:
 
 def test_what_fits_is_let_in_as_pythons_own():
     kind = Kind()
-    assert door(kind, print, count=np.int64(3), anything="x", further=1) == (kind, print, 3, "x", {"further": 1})
+    assert door(kind, print, count=np.int64(3), anything="x", further=1) == (
+        kind,
+        print,
+        3,
+        "x",
+        {"further": 1},
+    )
     made = Setting(lr=np.float32(0.5), rounds=[np.int64(1), 2], on=np.bool_(True))
     assert made == Setting(lr=0.5, rounds=(1, 2), on=True)
     assert [type(value) for value in (made.lr, made.rounds[0], made.on)] == [float, int, bool]
@@ -132,14 +153,20 @@ def test_what_fits_is_let_in_as_pythons_own():
         (lambda: door(3), "kind of door should be of type Kind, got 3"),
         (lambda: door(Kind(), "x"), "on_round of door should be a function or left out, got 'x'"),
         (lambda: door(Kind(), count="5"), "count of door should be a whole number, got '5'"),
-        (lambda: door(Kind(), count=np.float64(5)), "count of door should be a whole number, got np.float64(5.0)"),
+        (
+            lambda: door(Kind(), count=np.float64(5)),
+            "count of door should be a whole number, got np.float64(5.0)",
+        ),
         (lambda: door(Kind(), count=True), "count of door should be a whole number, got True"),
         (lambda: Setting(lr=None), "lr of Setting should be a number, got None"),
         (
             lambda: Setting(rounds=(1, None)),
             "rounds of Setting should be a list, each of it a whole number, got (1, None)",
         ),
-        (lambda: Setting(on=np.arange(2)), "on of Setting should be true or false or 'auto', got array([0, 1])"),
+        (
+            lambda: Setting(on=np.arange(2)),
+            "on of Setting should be true or false or 'auto', got array([0, 1])",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_at_the_door(call: Callable[[], Any], message: str):
@@ -157,32 +184,53 @@ def test_all_that_does_not_fit_is_told_at_once_and_not_at_length():
 
 
 def test_arguments_that_are_missing_or_unknown_are_named_and_stay_type_errors():
-    with pytest.raises(ArgumentError, match=r"^door: missing a required argument: 'kind'$") as caught:
+    with pytest.raises(
+        ArgumentError, match=r"^door: missing a required argument: 'kind'$"
+    ) as caught:
         door()
     assert isinstance(caught.value, TypeError)
     assert isinstance(caught.value, ConfigError)
-    with pytest.raises(ArgumentError, match=r"^unknown argument of Setting: 'lrr'; did you mean 'lr'\? \(known: "):
+    with pytest.raises(
+        ArgumentError, match=r"^unknown argument of Setting: 'lrr'; did you mean 'lr'\? \(known: "
+    ):
         Setting(lrr=1)
     with pytest.raises(ArgumentError, match=r"^Setting: too many positional arguments$"):
         Setting(*range(20))
 
 
 @checked()
-def entries(table: Mapping[int, str] | None = None, texts: Sequence[str] = (), where: str | Path = ".") -> str:
+def entries(
+    table: Mapping[int, str] | None = None, texts: Sequence[str] = (), where: str | Path = "."
+) -> str:
     return "right"
 
 
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"table": {1: "a", "x": "b"}}, "each key of table of entries should be a whole number, got 'x'"),
+        (
+            {"table": {1: "a", "x": "b"}},
+            "each key of table of entries should be a whole number, got 'x'",
+        ),
         ({"table": {1: "a", 2: None}}, "table[2] of entries should be a string, got None"),
         ({"texts": ["a", 3]}, "texts[1] of entries should be a string, got 3"),
-        ({"texts": range(3)}, "texts of entries should be a list, each of it a string, got range(0, 3)"),
+        (
+            {"texts": range(3)},
+            "texts of entries should be a list, each of it a string, got range(0, 3)",
+        ),
         ({"texts": "abc"}, "texts of entries should be a list, each of it a string, got 'abc'"),
-        ({"where": "a\0b"}, "where of entries should be a path that a file can have, got 'a\\x00b': it has a null"),
-        ({"where": "\ud800"}, "where of entries should be a path that a file can have, got '\\ud800': it has"),
-        ({"where": "runs/" + "x" * 300}, ": a name in it has 300 bytes, and file systems take at most 255"),
+        (
+            {"where": "a\0b"},
+            "where of entries should be a path that a file can have, got 'a\\x00b': it has a null",
+        ),
+        (
+            {"where": "\ud800"},
+            "where of entries should be a path that a file can have, got '\\ud800': it has",
+        ),
+        (
+            {"where": "runs/" + "x" * 300},
+            ": a name in it has 300 bytes, and file systems take at most 255",
+        ),
         ({"where": Path("x/" * 3000)}, ": it has 5,999 bytes, and file systems take at most 4,095"),
     ],
 )
@@ -200,7 +248,9 @@ def test_what_is_checked_looks_as_before():
 
 
 def test_missing_extra_says_what_to_install():
-    with pytest.raises(MissingExtraError, match=r"doing this needs the package 'no-such'; .*fedclade\[data\]"):
+    with pytest.raises(
+        MissingExtraError, match=r"doing this needs the package 'no-such'; .*fedclade\[data\]"
+    ):
         import_extra("no_such_module", "no-such", "data", "doing this")
 
 
@@ -217,5 +267,7 @@ def applied(function: Own | None = None) -> str:
 
 def test_a_protocol_of_a_call_takes_functions():
     assert applied(lambda x: x) == applied() == "right"
-    with pytest.raises(ConfigError, match=r"^function of applied should be a function or left out, got 3$"):
+    with pytest.raises(
+        ConfigError, match=r"^function of applied should be a function or left out, got 3$"
+    ):
         applied(3)

@@ -19,25 +19,57 @@ from fedclade.algorithms import ALGORITHMS
 from fedclade.core.params import Layout
 from tests.tiny import FEATURES, LABELS, federation_of, linear
 
-ODD = (None, "x", 1.5, np.float32(2.5), [1], {"a": 1}, object(), print, True, np.arange(2), torch.ones(2))
+ODD = (
+    None,
+    "x",
+    1.5,
+    np.float32(2.5),
+    [1],
+    {"a": 1},
+    object(),
+    print,
+    True,
+    np.arange(2),
+    torch.ones(2),
+)
 
 
 def run_of(**settings: Any) -> Run:
-    settings = {"algorithm": "fedavg", "model": linear(), "federation": federation_of([0, 1])} | settings
+    settings = {
+        "algorithm": "fedavg",
+        "model": linear(),
+        "federation": federation_of([0, 1]),
+    } | settings
     return simulate(**{"rounds": 1, "engine": "loop"} | settings)
 
 
 @pytest.mark.parametrize(
     ("name", "value", "told"),
     [
-        ("algorithm", None, "algorithm of simulate should be of type Algorithm or a string, got None"),
-        ("local", {"lr": 0.1}, "local of simulate should be of type LocalTraining or left out, got {'lr': 0.1}"),
+        (
+            "algorithm",
+            None,
+            "algorithm of simulate should be of type Algorithm or a string, got None",
+        ),
+        (
+            "local",
+            {"lr": 0.1},
+            "local of simulate should be of type LocalTraining or left out, got {'lr': 0.1}",
+        ),
         ("on_round", "x", "on_round of simulate should be a function or left out, got 'x'"),
         ("rounds", "5", "rounds of simulate should be a whole number, got '5'"),
         ("rounds", 5.0, "rounds of simulate should be a whole number, got 5.0"),
-        ("federation", "digits", "federation of simulate should be of type Federation, got 'digits'"),
+        (
+            "federation",
+            "digits",
+            "federation of simulate should be of type Federation, got 'digits'",
+        ),
         ("folder", 3, "folder of simulate should be a string or of type Path or left out, got 3"),
-        ("target", "0.9", "target of simulate should be a number or a table or left out, got '0.9'"),
+        (
+            "target",
+            "0.9",
+            "target of simulate should be a number or a table or left out, got '0.9'",
+        ),
         ("tf32", "yes", "tf32 of simulate should be true or false, got 'yes'"),
     ],
 )
@@ -49,11 +81,25 @@ def test_an_argument_of_a_wrong_type_is_refused_by_name(name: str, value: Any, t
 
 def test_numbers_of_numpy_work_through_to_the_config_that_is_written(tmp_path: Path):
     local = LocalTraining(epochs=np.int64(2), lr=np.float32(0.25), batch_size=np.uint8(10))
-    given = {"rounds": np.int64(5), "seed": np.int32(3), "client_fraction": np.float32(0.5), "target": np.float16(0.5)}
-    run_of(**given, algorithm=fedclade.CFL(split_rounds=[np.int64(2)]), local=local, folder=tmp_path / "run")
+    given = {
+        "rounds": np.int64(5),
+        "seed": np.int32(3),
+        "client_fraction": np.float32(0.5),
+        "target": np.float16(0.5),
+    }
+    run_of(
+        **given,
+        algorithm=fedclade.CFL(split_rounds=[np.int64(2)]),
+        local=local,
+        folder=tmp_path / "run",
+    )
     config = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
     assert (config["rounds"], config["seed"], config["client_fraction"]) == (5, 3, 0.5)
-    assert (config["local"]["epochs"], config["local"]["lr"], config["algorithm"]["split_rounds"]) == (2, 0.25, [2])
+    assert (
+        config["local"]["epochs"],
+        config["local"]["lr"],
+        config["algorithm"]["split_rounds"],
+    ) == (2, 0.25, [2])
     assert Run.load(tmp_path / "run").summary["target"]["accuracy"] == 0.5
 
 
@@ -61,12 +107,19 @@ SETTINGS = {
     kind: list(fedclade.core.arguments.known_arguments(kind))
     for kind in (
         *(entry.algorithm for entry in ALGORITHMS.values()),
-        *(fedclade.LocalTraining, fedclade.Faults, fedclade.Signature, fedclade.DifferentialPrivacy),
+        *(
+            fedclade.LocalTraining,
+            fedclade.Faults,
+            fedclade.Signature,
+            fedclade.DifferentialPrivacy,
+        ),
     )
 }
 
 
-@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in SETTINGS.items() for name in names])
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind, names in SETTINGS.items() for name in names]
+)
 def test_settings_take_what_they_are_or_refuse_it_in_their_own_words(kind: type, name: str):
     """Each odd value in each place: no other error than fedclade's own."""
     given = {"clip_norm": 1.0} if kind is fedclade.DifferentialPrivacy else {}
@@ -81,9 +134,16 @@ def test_settings_take_what_they_are_or_refuse_it_in_their_own_words(kind: type,
 
 
 @pytest.mark.parametrize(
-    "name", [n for n in fedclade.core.arguments.known_arguments((simulate, fedclade.RunSettings)) if n != "stop"]
+    "name",
+    [
+        n
+        for n in fedclade.core.arguments.known_arguments((simulate, fedclade.RunSettings))
+        if n != "stop"
+    ],
 )
-def test_simulate_takes_what_it_is_given_or_refuses_it_in_its_own_words(name: str, tmp_path: Path, monkeypatch):
+def test_simulate_takes_what_it_is_given_or_refuses_it_in_its_own_words(
+    name: str, tmp_path: Path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)  # where "x" becomes a folder
     refused = 0
     for value in ODD:
@@ -109,7 +169,10 @@ def test_simulate_takes_what_it_is_given_or_refuses_it_in_its_own_words(name: st
         (lambda: fedclade.assign(1, 2), "run of assign should be of type Run, got 1"),
         (lambda: fedclade.export_model(1, 2), "run of export_model should be of type Run, got 1"),
         (lambda: Run.load(3), "folder of load should be a string or of type Path, got 3"),
-        (lambda: run_of().save(None), "folder of save should be a string or of type Path, got None"),
+        (
+            lambda: run_of().save(None),
+            "folder of save should be a string or of type Path, got None",
+        ),
     ],
 )
 def test_so_are_those_of_the_other_functions(call: Callable[[], object], told: str):
@@ -135,7 +198,8 @@ COMPUTED = {
 @pytest.mark.parametrize("name", COMPUTED)
 def test_a_model_that_computes_its_weights_is_one_clear_error(name: str):
     with pytest.raises(
-        ModelError, match=r"'1' \(\w*Linear\) computes its weights from other parameters.*take a layer without"
+        ModelError,
+        match=r"'1' \(\w*Linear\) computes its weights from other parameters.*take a layer without",
     ):
         run_of(model=COMPUTED[name]())
 
@@ -143,7 +207,9 @@ def test_a_model_that_computes_its_weights_is_one_clear_error(name: str):
 def test_weight_norm_as_it_was_is_told_before_it_is_copied():
     with pytest.warns(FutureWarning):
         model = net(nn.utils.weight_norm)
-    with pytest.raises(ModelError, match=r"'1' \(Linear\) computes its weights from other parameters"):
+    with pytest.raises(
+        ModelError, match=r"'1' \(Linear\) computes its weights from other parameters"
+    ):
         run_of(model=model)
 
 
@@ -155,7 +221,9 @@ def test_a_parametrisation_that_was_removed_is_none():
 
 def test_a_lazy_model_is_told_to_be_given_a_batch_first():
     model = nn.Sequential(nn.Flatten(), nn.LazyLinear(LABELS))
-    with pytest.raises(ModelError, match=r"'1' \(LazyLinear\) is lazy: .*pass a batch through the model first"):
+    with pytest.raises(
+        ModelError, match=r"'1' \(LazyLinear\) is lazy: .*pass a batch through the model first"
+    ):
         run_of(model=model)
     model(torch.zeros(1, FEATURES))
     assert run_of(model=model).summary["rounds"] == 1
@@ -165,8 +233,14 @@ def test_a_lazy_model_is_told_to_be_given_a_batch_first():
     ("make", "told"),
     [
         (lambda: linear(), "making the model from seed 0 failed: TypeError"),
-        (lambda seed: None, "a function that makes a model should return a torch.nn.Module, got NoneType"),
-        (lambda seed: 1 / 0, "making the model from seed 0 failed: ZeroDivisionError: division by zero"),
+        (
+            lambda seed: None,
+            "a function that makes a model should return a torch.nn.Module, got NoneType",
+        ),
+        (
+            lambda seed: 1 / 0,
+            "making the model from seed 0 failed: ZeroDivisionError: division by zero",
+        ),
     ],
 )
 def test_a_function_that_makes_no_model_is_one_clear_error(make: Callable[..., Any], told: str):
@@ -176,7 +250,10 @@ def test_a_function_that_makes_no_model_is_one_clear_error(make: Callable[..., A
 
 
 WITHOUT_VALUES = {
-    "scripted": (lambda: torch.jit.script(linear()), "'?RecursiveScriptModule.* is a TorchScript module, .*give the"),
+    "scripted": (
+        lambda: torch.jit.script(linear()),
+        "'?RecursiveScriptModule.* is a TorchScript module, .*give the",
+    ),
     "a scripted part": (
         lambda: nn.Sequential(nn.Flatten(), torch.jit.script(nn.Linear(FEATURES, LABELS))),
         r"'1' \(RecursiveScriptModule\) is a TorchScript module, .*; give the module that torch.jit.script",
@@ -218,7 +295,10 @@ def test_a_client_that_a_run_has_not_has_no_personal_parameters():
     run = run_of()
     assert run.personal(0) == {}
     for client in (99, -1, "x", [0]):
-        with pytest.raises(fedclade.TreeError, match=r"^client .* is not in the parameter tree, which holds 2 clients"):
+        with pytest.raises(
+            fedclade.TreeError,
+            match=r"^client .* is not in the parameter tree, which holds 2 clients",
+        ):
             run.personal(client)
 
 
@@ -241,7 +321,11 @@ def test_a_config_is_read_by_its_path_or_its_name(tmp_path: Path):
     for path in (tmp_path / "own.toml", str(tmp_path / "own.toml")):
         assert fedclade.config.read_config(path).top.rounds == 3
     assert fedclade.config.read_config("cfl-digits-label-swap").algorithm["name"] == "cfl"
-    for path, told in (("str", "unknown config 'str'"), (Path("str"), "cannot read the config str"), (3, "got 3")):
+    for path, told in (
+        ("str", "unknown config 'str'"),
+        (Path("str"), "cannot read the config str"),
+        (3, "got 3"),
+    ):
         with pytest.raises(ConfigError, match=told):
             fedclade.config.read_config(path)
 

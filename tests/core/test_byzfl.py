@@ -52,7 +52,9 @@ def made(rows: Tensor, rule: Any, f: int, **how: Any) -> Tensor:
 
 @pytest.mark.parametrize(("n", "f"), SHAPES)
 def test_the_trimmed_mean_is_the_same(byzfl: Any, n: int, f: int):
-    torch.testing.assert_close(made(drawn(n), "trimmed_mean", f), theirs(byzfl.TrMean(f=f), drawn(n)))
+    torch.testing.assert_close(
+        made(drawn(n), "trimmed_mean", f), theirs(byzfl.TrMean(f=f), drawn(n))
+    )
 
 
 @pytest.mark.parametrize(("n", "f"), SHAPES)
@@ -70,20 +72,28 @@ def test_krum_counts_one_neighbour_less(byzfl: Any, n: int, f: int):
     order = rules.krum_order(rules.squared_distances(rows), f - 1)
     assert torch.equal(rows[order[0]], theirs(byzfl.Krum(f=f), rows))
     if n > 2 * f + 2:
-        assert torch.equal(made(rows, "krum", f), rows[rules.krum_order(rules.squared_distances(rows), f)[0]])
+        assert torch.equal(
+            made(rows, "krum", f), rows[rules.krum_order(rules.squared_distances(rows), f)[0]]
+        )
 
 
 @pytest.mark.parametrize(("n", "f"), SHAPES)
 def test_multi_krum_keeps_two_more(byzfl: Any, n: int, f: int):
     """Byzfl keeps n − f; this n − f − 2, the most that El Mhamdi et al. have."""
     rows = drawn(n)
-    torch.testing.assert_close(rules.multi_krum(rows, f - 1, keep=n - f), theirs(byzfl.MultiKrum(f=f), rows))
-    torch.testing.assert_close(made(rows, "multi_krum", f), rules.multi_krum(rows, f, keep=n - f - 2))
+    torch.testing.assert_close(
+        rules.multi_krum(rows, f - 1, keep=n - f), theirs(byzfl.MultiKrum(f=f), rows)
+    )
+    torch.testing.assert_close(
+        made(rows, "multi_krum", f), rules.multi_krum(rows, f, keep=n - f - 2)
+    )
 
 
 @pytest.mark.parametrize(("n", "f"), SHAPES)
 @pytest.mark.parametrize(("nu", "steps"), [(0.1, 3), (1.0, 5), (1e-6, 300)])
-def test_the_geometric_median_is_the_same_from_the_same_start(byzfl: Any, n: int, f: int, nu: float, steps: int):
+def test_the_geometric_median_is_the_same_from_the_same_start(
+    byzfl: Any, n: int, f: int, nu: float, steps: int
+):
     rows, zeros = drawn(n), torch.zeros(40, dtype=torch.float64)
     here = rules.geometric_median(rows, zeros, nu=nu, steps=steps)
     there = theirs(byzfl.GeometricMedian(nu=nu, T=steps), rows)
@@ -97,9 +107,13 @@ def test_the_geometric_median_is_the_same_from_the_same_start(byzfl: Any, n: int
 def test_centred_clipping_is_the_same_in_a_first_round(byzfl: Any, n: int, f: int, radius: float):
     """Later on byzfl begins at its last result."""
     there = byzfl.CenteredClipping(L=5, tau=radius)
-    torch.testing.assert_close(made(drawn(n), "centred_clipping", f, radius=radius), theirs(there, drawn(n)))
+    torch.testing.assert_close(
+        made(drawn(n), "centred_clipping", f, radius=radius), theirs(there, drawn(n))
+    )
     if radius < 1:
-        assert not torch.allclose(theirs(there, drawn(n)), made(drawn(n), "centred_clipping", f, radius=radius))
+        assert not torch.allclose(
+            theirs(there, drawn(n)), made(drawn(n), "centred_clipping", f, radius=radius)
+        )
 
 
 @pytest.mark.parametrize(("n", "f"), SHAPES)

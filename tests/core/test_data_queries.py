@@ -106,7 +106,9 @@ def test_a_query_stores_under_declared_names_alone(clients: SimulatedClients):
     class Careless(Counts):
         stores = ("more",)
 
-    with pytest.raises(ConfigError, match="a Careless stores 'more', as its class says, and not 'counts so far'"):
+    with pytest.raises(
+        ConfigError, match="a Careless stores 'more', as its class says, and not 'counts so far'"
+    ):
         clients.ask(Careless([0], 1))
 
 
@@ -173,10 +175,16 @@ class Roundless(RowQuery):
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
-        (Listing, r"field 'names' of Listing cannot travel .* int, float, bool, str, or Tensor .* got list\[str\]"),
+        (
+            Listing,
+            r"field 'names' of Listing cannot travel .* int, float, bool, str, or Tensor .* got list\[str\]",
+        ),
         (Nameless, "kind of Nameless should be a name of lower-case letters.*, got 'Label counts'"),
         (Complex, "dtype of Complex should be one of float32, float64, int64, bool, got complex64"),
-        (Roundless, "Roundless stores something, so its queries belong to rounds; give it a field 'round: int'"),
+        (
+            Roundless,
+            "Roundless stores something, so its queries belong to rounds; give it a field 'round: int'",
+        ),
     ],
 )
 def test_a_class_that_declares_something_impossible_is_refused(kind: type[RowQuery], why: str):
@@ -189,7 +197,10 @@ def test_the_types_of_fields_must_be_known():
     class Unknown(Counts):
         more: Missing = 0  # noqa: F821  # pyright: ignore
 
-    with pytest.raises(ConfigError, match=r"types of the fields of Unknown are not known where it is used .*Missing"):
+    with pytest.raises(
+        ConfigError,
+        match=r"types of the fields of Unknown are not known where it is used .*Missing",
+    ):
         check_kind(Unknown)
 
 

@@ -31,13 +31,22 @@ def test_a_script_is_neither_a_prompt_nor_a_notebook(monkeypatch):
     assert not in_notebook()
     monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
     assert at_prompt()
-    for shell, expected in ((None, False), (SimpleNamespace(), False), (SimpleNamespace(kernel=1), True)):
-        monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda shell=shell: shell))
+    for shell, expected in (
+        (None, False),
+        (SimpleNamespace(), False),
+        (SimpleNamespace(kernel=1), True),
+    ):
+        monkeypatch.setitem(
+            sys.modules, "IPython", SimpleNamespace(get_ipython=lambda shell=shell: shell)
+        )
         assert in_notebook() == expected
 
 
 def test_what_a_notebook_lists_has_a_short_repr():
-    assert repr(federation_of([0]).clients[0]) == "ClientData(0, 'c0', train=24, validation=10, test=20)"
+    assert (
+        repr(federation_of([0]).clients[0])
+        == "ClientData(0, 'c0', train=24, validation=10, test=20)"
+    )
     tree = fedclade.ParameterTree.root_only([0, 1], torch.zeros(1))
     assert repr(tree.nodes[0]) == "Node(0, parent=None, clients=2, born=0)"
     assert repr(fedclade.Newcomers([], [], 3)) == "Newcomers(0, fit_nowhere=0)"

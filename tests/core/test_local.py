@@ -34,7 +34,9 @@ from fedclade.runs.store.contents import without_unset
     ],
 )
 def test_a_value_out_of_range_is_refused(name, value, rule):
-    with pytest.raises(ConfigError, match=re.escape(f"local.{name} should be {rule}, got {value!r}")):
+    with pytest.raises(
+        ConfigError, match=re.escape(f"local.{name} should be {rule}, got {value!r}")
+    ):
         LocalTraining(**{name: value})
 
 
@@ -48,7 +50,13 @@ def test_all_errors_come_at_once():
 
 @pytest.mark.parametrize(
     "good",
-    [{"momentum": 0.0}, {"lr_decay": 1.0}, {"mu": 0.0}, {"epochs": 1, "batch_size": 1}, {"clip_norm": float("inf")}],
+    [
+        {"momentum": 0.0},
+        {"lr_decay": 1.0},
+        {"mu": 0.0},
+        {"epochs": 1, "batch_size": 1},
+        {"clip_norm": float("inf")},
+    ],
 )
 def test_the_edges_of_the_ranges_are_allowed(good):
     assert LocalTraining(**good)
@@ -57,13 +65,18 @@ def test_the_edges_of_the_ranges_are_allowed(good):
 def test_clip_norm_is_a_number_or_left_out():
     assert check_config({"local": {"clip_norm": 2}}).local.clip_norm == 2.0
     assert check_config({}).local.clip_norm is None
-    with pytest.raises(ConfigError, match=re.escape("clip_norm of [local] should be a number or left out, got 'no'")):
+    with pytest.raises(
+        ConfigError,
+        match=re.escape("clip_norm of [local] should be a number or left out, got 'no'"),
+    ):
         check_config({"local": {"clip_norm": "no"}})
 
 
 @pytest.mark.parametrize("name", ["lr", "weight_decay", "mu"])
 def test_a_value_that_float32_does_not_hold_is_refused(name):
-    with pytest.raises(ConfigError, match=re.escape(f"local.{name} should be at most 3.4e+38, got 1e+39")):
+    with pytest.raises(
+        ConfigError, match=re.escape(f"local.{name} should be at most 3.4e+38, got 1e+39")
+    ):
         LocalTraining(**{name: 1e39})
 
 
@@ -94,23 +107,47 @@ def test_an_optimizer_of_ones_own_is_noted_by_its_module():
     ("settings", "message"),
     [
         ({"optimizer": "adm"}, "unknown optimizer 'adm'; did you mean 'adam'?"),
-        ({"optimizer": "torch.nn:Linear"}, "optimizer 'torch.nn:Linear' should be a subclass of torch.optim.Optimizer"),
+        (
+            {"optimizer": "torch.nn:Linear"},
+            "optimizer 'torch.nn:Linear' should be a subclass of torch.optim.Optimizer",
+        ),
         ({"optimizer": "no_module:Lion"}, "optimizer 'no_module:Lion' cannot be imported"),
-        ({"optimizer": type("Own", (torch.optim.SGD,), {"__qualname__": "f.<locals>.Own"})}, "at the top of a module"),
+        (
+            {"optimizer": type("Own", (torch.optim.SGD,), {"__qualname__": "f.<locals>.Own"})},
+            "at the top of a module",
+        ),
         ({"optimizer": 5}, "should be a string or a class, got 5"),
-        ({"optimizer": "lbfgs"}, "optimizer 'lbfgs' needs several gradients for a step; take another, such as adam"),
-        ({"optimizer": "sparseadam"}, "optimizer SparseAdam with local.options {} takes no step: SparseAdam does not"),
+        (
+            {"optimizer": "lbfgs"},
+            "optimizer 'lbfgs' needs several gradients for a step; take another, such as adam",
+        ),
+        (
+            {"optimizer": "sparseadam"},
+            "optimizer SparseAdam with local.options {} takes no step: SparseAdam does not",
+        ),
         ({"optimizer": "adam", "momentum": 0.9}, "local.momentum should be 0 with adam, got 0.9"),
-        ({"optimizer": "adam", "options": {"beta": 1}}, "key of the options of Adam: 'beta'; did you mean 'betas'?"),
-        ({"optimizer": "adam", "options": {"eps": "x"}}, "eps of the options of Adam should be a number, got 'x'"),
+        (
+            {"optimizer": "adam", "options": {"beta": 1}},
+            "key of the options of Adam: 'beta'; did you mean 'betas'?",
+        ),
+        (
+            {"optimizer": "adam", "options": {"eps": "x"}},
+            "eps of the options of Adam should be a number, got 'x'",
+        ),
         (
             {"optimizer": "adam", "options": {"betas": [1.5, 0]}},
             "with local.options {'betas': [1.5, 0]} takes no step: Invalid",
         ),
-        ({"optimizer": "adam", "options": {"lr": 1}}, "local.options should not have lr, give it as local.lr"),
+        (
+            {"optimizer": "adam", "options": {"lr": 1}},
+            "local.options should not have lr, give it as local.lr",
+        ),
         ({"options": [1]}, "options of LocalTraining should be a table, got [1]"),
         ({"precision": "float16"}, "local.precision should be float32 or bfloat16, got 'float16'"),
-        ({"epochs": 1, "steps": 2}, "local.steps should be left out where local.epochs is set, got 2"),
+        (
+            {"epochs": 1, "steps": 2},
+            "local.steps should be left out where local.epochs is set, got 2",
+        ),
         ({"steps": 0}, "local.steps should be at least 1, got 0"),
     ],
 )
@@ -122,14 +159,18 @@ def test_what_an_optimizer_does_not_take_is_refused(settings, message):
 
 
 def test_it_comes_back_from_a_config_and_from_json():
-    spec = LocalTraining(steps=7, optimizer="adam", options={"betas": (0.9, 0.99)}, precision="bfloat16")
+    spec = LocalTraining(
+        steps=7, optimizer="adam", options={"betas": (0.9, 0.99)}, precision="bfloat16"
+    )
     as_toml = tomllib.loads(tomli_w.dumps(without_unset({"local": asdict(spec)})))
     assert check_config(as_toml).local == spec
     assert LocalTraining(**json.loads(json.dumps(asdict(spec)))) == spec
     assert len({spec, replace(spec), replace(spec, steps=8)}) == 2
 
 
-@pytest.mark.parametrize(("examples", "steps", "passed"), [(10, 1, 4), (10, 3, 10), (10, 7, 24), (3, 7, 21), (4, 2, 8)])
+@pytest.mark.parametrize(
+    ("examples", "steps", "passed"), [(10, 1, 4), (10, 3, 10), (10, 7, 24), (3, 7, 21), (4, 2, 8)]
+)
 def test_steps_go_on_through_epochs(examples, steps, passed):
     spec = LocalTraining(steps=steps, batch_size=4)
     assert (spec.epochs, spec.steps_with(examples), spec.passed(examples)) == (None, steps, passed)

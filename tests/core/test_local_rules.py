@@ -72,7 +72,8 @@ CASES = {
         {"clip_norm": "local.clip_norm should be left out with variant = 'HF', got 0.01"},
     ),
     "control_variates": Case(
-        ControlVariates(), {"momentum": "local.momentum should be 0 with the local rule 'control_variates', got 0.5"}
+        ControlVariates(),
+        {"momentum": "local.momentum should be 0 with the local rule 'control_variates', got 0.5"},
     ),
 }
 
@@ -153,7 +154,13 @@ NEEDS = {
 @pytest.mark.parametrize("name", CASES)
 def test_a_rule_says_what_it_needs(name: str):
     rule = CASES[name].rule
-    needs = Needs(rule.batches, rule.gradients, rule.vectors, serves=rule.serves, needs_anchor=rule.needs_anchor)
+    needs = Needs(
+        rule.batches,
+        rule.gradients,
+        rule.vectors,
+        serves=rule.serves,
+        needs_anchor=rule.needs_anchor,
+    )
     assert needs == NEEDS[name]
 
 

@@ -15,7 +15,11 @@ def batch_norm() -> nn.Module:
 def test_parameters_come_first_and_buffers_behind_them():
     layout = Layout.of(batch_norm())
     assert layout.n_parameters == 3 * 2 + 2 + 2 + 2
-    assert [slot.name for slot in layout.buffers] == ["1.running_mean", "1.running_var", "1.num_batches_tracked"]
+    assert [slot.name for slot in layout.buffers] == [
+        "1.running_mean",
+        "1.running_var",
+        "1.num_batches_tracked",
+    ]
     assert layout.size == layout.n_parameters + 2 + 2 + 1
 
 
@@ -105,7 +109,9 @@ def test_a_frozen_part_in_eval_stays_so_even_if_all_is_in_eval():
 @pytest.mark.parametrize("frozen", [True, False])
 def test_all_trains_that_was_not_put_in_eval_or_was_with_all_the_rest(frozen):
     module = body_and_head().train(frozen)
-    module[0].requires_grad_(not frozen)  # frozen, and in training mode: its statistics adapt, as is often wanted
+    module[0].requires_grad_(
+        not frozen
+    )  # frozen, and in training mode: its statistics adapt, as is often wanted
     assert resting(module) == set()
 
 
@@ -152,7 +158,12 @@ def test_parameters_of_several_types_are_refused():
 def parted_module() -> nn.Module:
     """A body, a BatchNorm between, and a head whose weight is tied to a layer further down."""
     module = nn.ModuleDict(
-        {"body": nn.Linear(2, 3), "bn": nn.BatchNorm1d(3), "head": nn.Linear(3, 3), "last": nn.Linear(3, 3)}
+        {
+            "body": nn.Linear(2, 3),
+            "bn": nn.BatchNorm1d(3),
+            "head": nn.Linear(3, 3),
+            "last": nn.Linear(3, 3),
+        }
     )
     module["last"].weight = module["head"].weight
     return module
@@ -161,7 +172,12 @@ def parted_module() -> nn.Module:
 def test_personal_tensors_lie_in_a_vector_of_their_own():
     module = parted_module()
     layout = Layout.of(module, personal=("head", "*n.running_*"))
-    assert [slot.name for slot in layout.personal] == ["head.weight", "head.bias", "bn.running_mean", "bn.running_var"]
+    assert [slot.name for slot in layout.personal] == [
+        "head.weight",
+        "head.bias",
+        "bn.running_mean",
+        "bn.running_var",
+    ]
     assert [slot.start for slot in layout.personal] == [0, 9, 12, 15]
     assert layout.personal_size == 9 + 3 + 3 + 3
     assert [slot.name for slot in (*layout.parameters, *layout.buffers)] == [
@@ -212,13 +228,16 @@ def test_a_state_dict_has_what_is_personal_if_it_is_given():
 
 
 def test_nothing_to_share_is_refused():
-    with pytest.raises(ModelError, match="all trainable parameters are personal, which leaves none to share"):
+    with pytest.raises(
+        ModelError, match="all trainable parameters are personal, which leaves none to share"
+    ):
         Layout.of(batch_norm(), personal=("0", "1.weight", "1.bias"))
 
 
 def test_a_pattern_for_nothing_is_refused():
     with pytest.raises(
-        ConfigError, match=r"model.personal = 'haed.\*' matches no parameter .*did you mean 'head.bias'"
+        ConfigError,
+        match=r"model.personal = 'haed.\*' matches no parameter .*did you mean 'head.bias'",
     ):
         Layout.of(parted_module(), personal=("haed.*",))
 

@@ -4,7 +4,14 @@ import pytest
 
 from fedclade.core import ConfigError, matching
 
-NAMES = ("0.weight", "1.0.weight", "blocks.0.q.lora_A.weight", "blocks.0.q.lora_B.weight", "head.bias", "head.weight")
+NAMES = (
+    "0.weight",
+    "1.0.weight",
+    "blocks.0.q.lora_A.weight",
+    "blocks.0.q.lora_B.weight",
+    "head.bias",
+    "head.weight",
+)
 
 
 @pytest.mark.parametrize(
@@ -23,12 +30,17 @@ def test_names_that_a_pattern_matches(pattern: str, expected: tuple[str, ...]):
 
 
 def test_names_keep_their_order_and_come_once():
-    assert matching(["head.weight", "head", "0"], NAMES, "model.freeze") == ("0.weight", "head.bias", "head.weight")
+    assert matching(["head.weight", "head", "0"], NAMES, "model.freeze") == (
+        "0.weight",
+        "head.bias",
+        "head.weight",
+    )
 
 
 def test_a_pattern_for_nothing_is_refused_with_the_nearest_name():
     with pytest.raises(
-        ConfigError, match=r"model.freeze = 'hed' matches no parameter of the model; did you mean 'head"
+        ConfigError,
+        match=r"model.freeze = 'hed' matches no parameter of the model; did you mean 'head",
     ):
         matching(["0", "hed"], NAMES, "model.freeze")
 

@@ -62,7 +62,9 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_a_name_is_a_built_in_then_an_entry_point_then_imported():
     import users_own  # pyright: ignore[reportMissingImports]
 
-    assert named("algorithms", "cfl", {"cfl": 1}, "algorithm") == 1, "no package replaces what fedclade has"
+    assert named("algorithms", "cfl", {"cfl": 1}, "algorithm") == 1, (
+        "no package replaces what fedclade has"
+    )
     assert named("algorithms", "method", {"cfl": 1}, "algorithm") is users_own.Method
     assert named("algorithms", "users_own:Method.Inner", {}, "algorithm") is users_own.Method.Inner
     with pytest.raises(ConfigError, match="unknown model 'method'"):
@@ -77,7 +79,10 @@ def test_a_name_is_a_built_in_then_an_entry_point_then_imported():
             "unknown algorithm 'methd'; did you mean 'method'? (known: broken, cfl, method); your own is given as",
         ),
         (3, "unknown algorithm 3 (known: "),
-        ("broken", "algorithm 'broken' of package users-package cannot be imported (users_own:nothing): module"),
+        (
+            "broken",
+            "algorithm 'broken' of package users-package cannot be imported (users_own:nothing): module",
+        ),
         ("users_own:Methd", "module 'users_own' has no attribute 'Methd'; did you mean 'Method'?"),
         ("users_own:", "module 'users_own' has no attribute ''"),
         ("users_exit:run", "algorithm 'users_exit:run' cannot be imported: SystemExit: 3"),
@@ -122,7 +127,9 @@ def test_names_that_others_wrote_are_imported_only_if_they_are_allowed(module: P
     told = "model 'users_danger:f' is not imported here, since the run names it and not this client; to allow it, add "
     with importing_only(["users_own:run"]):
         assert imported("users_own:run", "model").__name__ == "run"
-        assert named("algorithms", "method", {}, "algorithm").__name__ == "Method", "its owner installed the package"
+        assert named("algorithms", "method", {}, "algorithm").__name__ == "Method", (
+            "its owner installed the package"
+        )
         with pytest.raises(ConfigError, match=re.escape(told)):
             imported("users_danger:f", "model")
         with importing_only([]), pytest.raises(ConfigError, match="is not imported here"):
@@ -133,7 +140,9 @@ def test_names_that_others_wrote_are_imported_only_if_they_are_allowed(module: P
 
 def test_an_entry_point_without_a_package_is_said_to_be_broken_too():
     point = EntryPoint("x", "users_own:nothing", "fedclade.data")
-    with pytest.raises(ConfigError, match=r"data source 'x' of a package cannot be imported \(users_own:nothing\)"):
+    with pytest.raises(
+        ConfigError, match=r"data source 'x' of a package cannot be imported \(users_own:nothing\)"
+    ):
         loaded(point, "data source")
 
 
@@ -141,8 +150,14 @@ def test_an_entry_point_without_a_package_is_said_to_be_broken_too():
     ("found", "told"),
     [
         (42, "partition 'm:f' should name a function that returns Parts, got 42"),
-        (lambda pool: 1, "partition 'm:f' should take (pool, clients), and options after a *, got (pool)"),
-        (lambda pool, clients, seed: 1, "partition 'm:f' should take (pool, clients), and options after a *, got (p"),
+        (
+            lambda pool: 1,
+            "partition 'm:f' should take (pool, clients), and options after a *, got (pool)",
+        ),
+        (
+            lambda pool, clients, seed: 1,
+            "partition 'm:f' should take (pool, clients), and options after a *, got (p",
+        ),
         (dict.fromkeys, None),
     ],
 )

@@ -5,14 +5,25 @@ import torch
 
 from fedclade.core import ConfigError, rng
 
-KEYS = [(0, "a"), (1, "a"), (0, "b"), (0, "a", 0), (0, "a", 0, 0), (0, "a", 1), (0, "a", 1, 0), (0, "a", 0, 1)]
+KEYS = [
+    (0, "a"),
+    (1, "a"),
+    (0, "b"),
+    (0, "a", 0),
+    (0, "a", 0, 0),
+    (0, "a", 1),
+    (0, "a", 1, 0),
+    (0, "a", 0, 1),
+]
 """All different; NumPy alone would take some for the same, since it pads a seed with zeros."""
 
 
 def test_different_keys_draw_differently():
     assert len({rng.torch_seed(*key) for key in KEYS}) == len(KEYS)
     assert len({int(rng.generator(*key).integers(2**62)) for key in KEYS}) == len(KEYS)
-    assert len({int(torch.randint(2**62, (), generator=rng.torch_generator(*key))) for key in KEYS}) == len(KEYS)
+    assert len(
+        {int(torch.randint(2**62, (), generator=rng.torch_generator(*key))) for key in KEYS}
+    ) == len(KEYS)
 
 
 @pytest.mark.parametrize("key", KEYS)

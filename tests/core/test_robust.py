@@ -50,17 +50,23 @@ def in_paper(rule: Rule, rows: Tensor, f: int) -> np.ndarray:
         "krum": lambda: paper.krum(vectors, f),
         "multi_krum": lambda: paper.multi_krum(vectors, f, n - f - 2),
         "bulyan": lambda: paper.bulyan(vectors, f),
-        "geometric_median": lambda: paper.geometric_median(vectors, alike, paper.median(vectors), 1e-6, 300),
+        "geometric_median": lambda: paper.geometric_median(
+            vectors, alike, paper.median(vectors), 1e-6, 300
+        ),
         "centred_clipping": lambda: paper.centred_clipping(vectors, zeros, None, 5),
     }[rule]()
 
 
 @pytest.mark.parametrize("rule", ROBUST)
-@pytest.mark.parametrize(("n", "share"), [(11, 0.2), (15, 0.2), (7, 0.15), (5, 0.1), (4, 0.0), (3, 0.0), (40, 0.22)])
+@pytest.mark.parametrize(
+    ("n", "share"), [(11, 0.2), (15, 0.2), (7, 0.15), (5, 0.1), (4, 0.0), (3, 0.0), (40, 0.22)]
+)
 def test_each_rule_is_that_of_its_paper(rule: Rule, n: int, share: float):
     rows = drawn(n, seed=n)
     f = min(int(share * n + 1e-9), (n - 3) // 4)  # the least that all rules allow
-    tolerance = {"rtol": 0.0, "atol": 1e-5} if rule == "geometric_median" else {}  # it ends before the last digit
+    tolerance = (
+        {"rtol": 0.0, "atol": 1e-5} if rule == "geometric_median" else {}
+    )  # it ends before the last digit
     torch.testing.assert_close(
         made(rule, rows, byzantine=share), torch.from_numpy(in_paper(rule, rows, f)), **tolerance
     )
@@ -70,7 +76,9 @@ def test_each_rule_is_that_of_its_paper(rule: Rule, n: int, share: float):
 def test_a_given_radius_is_the_papers(radius: float):
     rows, zeros = drawn(9, seed=3), np.zeros(D)
     expected = paper.centred_clipping(list(rows.numpy()), zeros, radius, 5)
-    torch.testing.assert_close(made("centred_clipping", rows, radius=radius), torch.from_numpy(expected))
+    torch.testing.assert_close(
+        made("centred_clipping", rows, radius=radius), torch.from_numpy(expected)
+    )
 
 
 def test_the_geometric_median_is_smoothed_as_in_the_paper():
@@ -92,7 +100,9 @@ def test_mixing_is_the_papers_and_comes_first():
     rows = drawn(10, seed=5)
     expected = np.stack(paper.mixed(list(rows.numpy()), 2))
     torch.testing.assert_close(rules.mixed(rows, 2), torch.from_numpy(expected))
-    torch.testing.assert_close(made("median", rows, mixing=True), rules.median(torch.from_numpy(expected)))
+    torch.testing.assert_close(
+        made("median", rows, mixing=True), rules.median(torch.from_numpy(expected))
+    )
 
 
 def test_many_columns_are_taken_some_at_a_time(monkeypatch: pytest.MonkeyPatch):
@@ -125,7 +135,11 @@ def test_of_equal_updates_it_is_that_update(rule: Rule, mixing: bool, n: int, se
 
 @pytest.mark.parametrize("rule", ["median", "trimmed_mean", "krum", "multi_krum", "bulyan"])
 @settings(max_examples=30, deadline=None)
-@given(n=st.integers(7, 14), seed=st.integers(0, 10**6), size=st.sampled_from([1.0, 10.0, 1e3, 1e9, 1e17]))
+@given(
+    n=st.integers(7, 14),
+    seed=st.integers(0, 10**6),
+    size=st.sampled_from([1.0, 10.0, 1e3, 1e9, 1e17]),
+)
 def test_one_liar_cannot_leave_the_range_of_the_honest(rule: Rule, n: int, seed: int, size: float):
     rows = drawn(n, seed)
     rows[0] = size * drawn(1, seed + 1)[0]
@@ -138,7 +152,9 @@ def test_one_liar_cannot_leave_the_range_of_the_honest(rule: Rule, n: int, seed:
 
 @pytest.mark.parametrize("rule", ROBUST)
 @pytest.mark.parametrize("n", [10, 11, 20])
-def test_as_many_liars_as_are_assumed_move_it_no_further_than_honest_clients_differ(rule: Rule, n: int):
+def test_as_many_liars_as_are_assumed_move_it_no_further_than_honest_clients_differ(
+    rule: Rule, n: int
+):
     """They collude, and send one and the same thing of any size."""
     share, rows = 0.2, 1 + 0.1 * drawn(n, seed=7, d=30)
     for size in (-1.0, 10.0, -1e3, 1e9):
@@ -146,7 +162,10 @@ def test_as_many_liars_as_are_assumed_move_it_no_further_than_honest_clients_dif
         lies[: int(share * n)] = size
         found = made(rule, lies, byzantine=share)
         apart = float(torch.linalg.vector_norm(found - 1))
-        assert apart < 1.1, (size, apart)  # √30 · 0.1 = 0.55 is how far an honest client is from the centre
+        assert apart < 1.1, (
+            size,
+            apart,
+        )  # √30 · 0.1 = 0.55 is how far an honest client is from the centre
         mean_apart = float(torch.linalg.vector_norm(lies.mean(0) - 1))
         assert mean_apart > 1.5
 
@@ -165,15 +184,21 @@ def test_of_one_or_two_clients_it_is_their_mean(rule: Rule):
     assert torch.equal(made(rule, rows), rows.mean(0))
 
 
-@pytest.mark.parametrize(("rule", "most"), [("trimmed_mean", 4), ("krum", 3), ("multi_krum", 3), ("bulyan", 1)])
+@pytest.mark.parametrize(
+    ("rule", "most"), [("trimmed_mean", 4), ("krum", 3), ("multi_krum", 3), ("bulyan", 1)]
+)
 def test_a_rule_assumes_no_more_liars_than_it_allows(rule: Rule, most: int):
     """Of nine: 2f < n, n ≥ 2f + 3, and n ≥ 4f + 3, though a share of 0.49 is 4."""
     rows = drawn(9, seed=10)
-    torch.testing.assert_close(made(rule, rows, byzantine=0.49), torch.from_numpy(in_paper(rule, rows, most)))
+    torch.testing.assert_close(
+        made(rule, rows, byzantine=0.49), torch.from_numpy(in_paper(rule, rows, most))
+    )
 
 
 def test_the_share_is_rounded_down_but_for_what_floats_lack():
-    assert Aggregation(rule="krum", byzantine=0.29).tolerated(100, 50) == 29  # 0.29 · 100 is 28.999...
+    assert (
+        Aggregation(rule="krum", byzantine=0.29).tolerated(100, 50) == 29
+    )  # 0.29 · 100 is 28.999...
     assert Aggregation(rule="krum", byzantine=0.2).tolerated(9, 50) == 1
     assert Aggregation(rule="krum", byzantine=0.2).tolerated(3, -1) == 0
 
@@ -211,7 +236,10 @@ def test_clients_queried_apart_are_aggregated_together(aggregation: Aggregation 
     torch.testing.assert_close(mean_of_all(parts), whole)
 
 
-AXES: dict[str, Callable[[Tensor], Tensor]] = {"turned": lambda q: q, "stretched": lambda q: 3 * torch.eye(D).double()}
+AXES: dict[str, Callable[[Tensor], Tensor]] = {
+    "turned": lambda q: q,
+    "stretched": lambda q: 3 * torch.eye(D).double(),
+}
 
 
 @pytest.mark.parametrize("rule", ["krum", "multi_krum", "geometric_median", "centred_clipping"])
@@ -219,4 +247,6 @@ AXES: dict[str, Callable[[Tensor], Tensor]] = {"turned": lambda q: q, "stretched
 def test_rules_by_distance_do_not_depend_on_axes_or_units(rule: Rule, axes: str):
     rows = drawn(11, seed=16)
     turn = AXES[axes](torch.linalg.qr(drawn(D, seed=17)).Q)
-    torch.testing.assert_close(made(rule, rows @ turn), made(rule, rows) @ turn, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        made(rule, rows @ turn), made(rule, rows) @ turn, rtol=1e-5, atol=1e-6
+    )

@@ -19,7 +19,12 @@ def grown() -> ParameterTree:
 def split(tree, node, parts, params, number):
     cached = [torch.tensor([[float(client)] for client in sorted(part)]) for part in parts]
     return tree.split(
-        node, parts, params=torch.tensor([params]), cached=cached, round_number=number, criteria={"mean_norm": 0.5}
+        node,
+        parts,
+        params=torch.tensor([params]),
+        cached=cached,
+        round_number=number,
+        criteria={"mean_norm": 0.5},
     )
 
 
@@ -60,12 +65,27 @@ def test_every_client_has_one_leaf_and_a_path_from_the_root_to_it():
     assert tree.leaf_of == {0: 3, 4: 3, 1: 4, 2: 2, 3: 2}
     assert [node.id for node in tree.path(4)] == [0, 1, 3]
     assert [node.id for node in tree.path(2)] == [0, 2]
-    assert [[node.id for node in tree.above(node)] for node in (3, 1, 0)] == [[0, 1, 3], [0, 1], [0]]
+    assert [[node.id for node in tree.above(node)] for node in (3, 1, 0)] == [
+        [0, 1, 3],
+        [0, 1],
+        [0],
+    ]
 
 
 @pytest.mark.parametrize(
     ("client", "level", "node"),
-    [(4, 0, 0), (4, 1, 1), (4, 2, 3), (4, -1, 3), (4, -2, 1), (4, -3, 0), (2, 0, 0), (2, 1, 2), (2, -1, 2), (2, -2, 0)],
+    [
+        (4, 0, 0),
+        (4, 1, 1),
+        (4, 2, 3),
+        (4, -1, 3),
+        (4, -2, 1),
+        (4, -3, 0),
+        (2, 0, 0),
+        (2, 1, 2),
+        (2, -1, 2),
+        (2, -2, 0),
+    ],
 )
 def test_a_client_has_a_model_of_every_level_of_its_path(client, level, node):
     tree = grown()
@@ -82,20 +102,29 @@ def test_a_level_that_is_no_number_is_refused():
         grown().model_for(2, "x")
 
 
-@pytest.mark.parametrize(("level", "client", "ends"), [(3, 4, "2, or from the leaf, -1 to -3"), (-3, 2, "-1 to -2")])
+@pytest.mark.parametrize(
+    ("level", "client", "ends"), [(3, 4, "2, or from the leaf, -1 to -3"), (-3, 2, "-1 to -2")]
+)
 def test_a_level_that_the_path_has_not_is_refused(level, client, ends):
-    with pytest.raises(TreeError, match=rf"level {level} is not on the path of client {client}.* {re.escape(ends)}$"):
+    with pytest.raises(
+        TreeError,
+        match=rf"level {level} is not on the path of client {client}.* {re.escape(ends)}$",
+    ):
         grown().model_for(client, level)
 
 
 def test_a_client_that_the_tree_has_not_is_refused():
-    with pytest.raises(TreeError, match="client 7 is not in the parameter tree, which holds 5 clients from 0 to 4"):
+    with pytest.raises(
+        TreeError, match="client 7 is not in the parameter tree, which holds 5 clients from 0 to 4"
+    ):
         grown().model_for(7)
 
 
 @pytest.mark.parametrize("client", [99, -1, "x", None, 1.5, [1]])
 def test_a_path_of_a_client_that_the_tree_has_not_is_refused(client):
-    told = re.escape(f"client {client!r} is not in the parameter tree, which holds 5 clients from 0 to 4")
+    told = re.escape(
+        f"client {client!r} is not in the parameter tree, which holds 5 clients from 0 to 4"
+    )
     for ask in (grown().path, grown().node_for, grown().model_for):
         with pytest.raises(TreeError, match=f"^{told}$"):
             ask(client)
@@ -107,18 +136,25 @@ def test_a_node_that_the_tree_has_not_is_refused(node):
     for ask in (grown().above, grown().children):
         with pytest.raises(TreeError, match=f"^{told}$"):
             ask(node)
-    with pytest.raises(TreeError, match=r"is not in the parameter tree|nodes should be a list of whole numbers"):
+    with pytest.raises(
+        TreeError, match=r"is not in the parameter tree|nodes should be a list of whole numbers"
+    ):
         grown().models([0, node])
 
 
 @pytest.mark.parametrize("nodes", [[], 99, None])
 def test_models_of_no_nodes_are_refused(nodes):
-    with pytest.raises(TreeError, match=f"^nodes should be a list of at least 1 node, got {re.escape(repr(nodes))}$"):
+    with pytest.raises(
+        TreeError,
+        match=f"^nodes should be a list of at least 1 node, got {re.escape(repr(nodes))}$",
+    ):
         grown().models(nodes)
 
 
 def test_a_tree_without_clients_says_so():
-    with pytest.raises(TreeError, match=r"client 0 is not in the parameter tree, which holds no clients"):
+    with pytest.raises(
+        TreeError, match=r"client 0 is not in the parameter tree, which holds no clients"
+    ):
         ParameterTree.root_only([], torch.zeros(1)).path(0)
 
 
@@ -195,7 +231,13 @@ def test_reassigned_clients_may_leave_a_leaf_empty_or_have_none():
 def test_reassigned_in_a_grown_tree_keeps_the_inner_nodes_and_drops_cached_updates_that_do_not_fit():
     """Client 1 goes from leaf 4 below node 1 to leaf 2 beside it; leaf 3 is as it was."""
     tree = grown().reassigned({1: 2})
-    assert [node.members for node in tree.nodes] == [(0, 1, 2, 3, 4), (0, 1, 4), (1, 2, 3), (0, 4), ()]
+    assert [node.members for node in tree.nodes] == [
+        (0, 1, 2, 3, 4),
+        (0, 1, 4),
+        (1, 2, 3),
+        (0, 4),
+        (),
+    ]
     assert tree.leaf_of == {0: 3, 4: 3, 1: 2, 2: 2, 3: 2}
     assert [node.cached is None for node in tree.nodes] == [True, False, True, False, True]
 
@@ -240,7 +282,9 @@ def test_new_members_stand_in_order_and_so_do_their_signatures():
 
 
 def test_new_members_of_a_cluster_without_signatures_bring_theirs():
-    tree = ParameterTree.star([()], torch.zeros(1), unassigned=[3, 1]).with_members(1, [3, 1], torch.tensor([[3], [1]]))
+    tree = ParameterTree.star([()], torch.zeros(1), unassigned=[3, 1]).with_members(
+        1, [3, 1], torch.tensor([[3], [1]])
+    )
     assert (tree.nodes[1].members, tree.nodes[1].cached.tolist()) == ((1, 3), [[1], [3]])
 
 

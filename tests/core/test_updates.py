@@ -54,16 +54,30 @@ def test_who_is_left_out_may_be_everybody():
 
 
 def test_an_update_of_another_shape_is_left_out():
-    rows = [torch.ones(2), torch.tensor([3.0, 4.0, 9.0]), torch.tensor([1.0, math.nan, 1.0]), torch.ones(1, 3)]
-    updates = Updates.received_singly([4, 7, 5, 2], [10, 30, 20, 40], rows, 3, 2, torch.arange(4.0), 3)
+    rows = [
+        torch.ones(2),
+        torch.tensor([3.0, 4.0, 9.0]),
+        torch.tensor([1.0, math.nan, 1.0]),
+        torch.ones(1, 3),
+    ]
+    updates = Updates.received_singly(
+        [4, 7, 5, 2], [10, 30, 20, 40], rows, 3, 2, torch.arange(4.0), 3
+    )
     assert updates.ids == (7,)
-    assert (updates.sizes.tolist(), updates.losses.tolist(), updates.norms.tolist()) == ([30], [1], [5])
+    assert (updates.sizes.tolist(), updates.losses.tolist(), updates.norms.tolist()) == (
+        [30],
+        [1],
+        [5],
+    )
     assert updates.left_out == {
         4: "update of shape (2,), expected (3,)",
         5: "1 of 3 entries are NaN or infinite",
         2: "update of shape (1, 3), expected (3,)",
     }
-    assert Updates.received_singly([4], [10], rows[:1], 3, 2, torch.zeros(1), 3).deltas.shape == (0, 3)
+    assert Updates.received_singly([4], [10], rows[:1], 3, 2, torch.zeros(1), 3).deltas.shape == (
+        0,
+        3,
+    )
 
 
 def test_the_answer_of_nobody_fits_the_models():
@@ -101,9 +115,13 @@ def test_rows_without_entries_have_norm_zero():
     assert row_norms(torch.zeros(2, 0)).tolist() == [0, 0]
 
 
-@pytest.mark.parametrize(("shape", "shown"), [((3, 2), r"\(3, 2\)"), ((2,), r"\(2,\)"), ((2, 2, 1), r"\(2, 2, 1\)")])
+@pytest.mark.parametrize(
+    ("shape", "shown"), [((3, 2), r"\(3, 2\)"), ((2,), r"\(2,\)"), ((2, 2, 1), r"\(2, 2, 1\)")]
+)
 def test_there_must_be_one_row_for_each_client(shape, shown):
-    with pytest.raises(UpdateError, match=f"round 3: expected 2 updates, got a tensor of shape {shown}"):
+    with pytest.raises(
+        UpdateError, match=f"round 3: expected 2 updates, got a tensor of shape {shown}"
+    ):
         received(torch.zeros(shape))
 
 
@@ -146,7 +164,9 @@ def streamed(sums, group, ids) -> Updates:
     n = torch.ones(len(ids), dtype=torch.float64)
     kept = Sums(torch.tensor(sums, dtype=torch.float32), torch.tensor(group))
     sketches = torch.tensor(ids, dtype=torch.float32)[:, None]
-    return Updates(ids=ids, sizes=n, losses=n, norms=n, n_parameters=2, sums=kept, sketches=sketches)
+    return Updates(
+        ids=ids, sizes=n, losses=n, norms=n, n_parameters=2, sums=kept, sketches=sketches
+    )
 
 
 def test_of_a_stream_there_are_the_sums_of_all_clients_of_a_model():
@@ -179,7 +199,9 @@ def test_of_a_stream_there_are_no_single_updates():
 
 
 def test_streams_are_joined_with_their_sums_side_by_side():
-    both = streamed([[1, 1], [2, 2]], [1, 0], ids=(4, 7)).concat(streamed([[3, 4]], [0, 0], ids=(5, 2)))
+    both = streamed([[1, 1], [2, 2]], [1, 0], ids=(4, 7)).concat(
+        streamed([[3, 4]], [0, 0], ids=(5, 2))
+    )
     assert both.sums.groups.tolist() == [[1, 1], [2, 2], [3, 4]]
     assert both.sums.group.tolist() == [1, 0, 2, 2]
     assert both.signatures.tolist() == [[4], [7], [5], [2]]

@@ -67,7 +67,11 @@ def make_pool() -> Callable[..., Pool]:
     """Build a pool of ``train`` + ``test`` examples whose input is their own number and whose labels go round."""
 
     def make(
-        train: int = 200, test: int = 50, labels: int = 5, owners: Sequence[str] | None = None, **more: Any
+        train: int = 200,
+        test: int = 50,
+        labels: int = 5,
+        owners: Sequence[str] | None = None,
+        **more: Any,
     ) -> Pool:
         n = train + test
         y = np.arange(n) % labels

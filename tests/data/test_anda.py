@@ -34,7 +34,9 @@ def pixels(federation, client):
 
 @pytest.mark.parametrize("degrees", [0, 33.3, 72, 90, 120, 144, 180, 216, 240, 270, 288, 359])
 def test_images_are_turned_as_pil_turns_them(degrees):
-    expected = np.stack([np.asarray(Image.fromarray(image[0]).rotate(degrees))[None] for image in IMAGES])
+    expected = np.stack(
+        [np.asarray(Image.fromarray(image[0]).rotate(degrees))[None] for image in IMAGES]
+    )
     assert np.array_equal(rotate_images(IMAGES, degrees), expected)
 
 
@@ -50,7 +52,10 @@ def test_inputs_differ_by_an_angle_and_a_colour_that_clients_drew(level):
     truth = federation.true_clusters
     assert len(set(truth.values())) <= ANGLES[level - 1] * COLOURS[level - 1]
     assert federation.pool.input_shape == (3, 8, 8)
-    full = {tuple((federation.examples(c, "train")[0] == 1).all(dim=(0, 2, 3)).tolist()) for c in federation.ids}
+    full = {
+        tuple((federation.examples(c, "train")[0] == 1).all(dim=(0, 2, 3)).tolist())
+        for c in federation.ids
+    }
     assert len(full) == COLOURS[level - 1]
     assert all(sum(channels) == (COLOURS[level - 1] > 1) for channels in full)
 
@@ -61,7 +66,9 @@ def test_clients_that_drew_the_same_angle_are_a_cluster_and_see_the_images_turne
     for client in federation.ids:
         images, seen = pixels(plain, client), pixels(federation, client)
         assert np.array_equal(seen[:, :1], seen[:, 2:])
-        (angles[client],) = (k for k in range(4) if np.array_equal(seen[:, :1], rotate_images(images, 90 * k)))
+        (angles[client],) = (
+            k for k in range(4) if np.array_equal(seen[:, :1], rotate_images(images, 90 * k))
+        )
     assert len(set(angles.values())) > 1
     for one, other in itertools.combinations(angles, 2):
         together = federation.true_clusters[one] == federation.true_clusters[other]
@@ -70,7 +77,10 @@ def test_clients_that_drew_the_same_angle_are_a_cluster_and_see_the_images_turne
 
 @pytest.mark.parametrize("level", [1, 5, 8])
 def test_clients_have_some_classes_and_as_many_examples_as_before(level):
-    federation, plain = anda("P(Y)", level, validation_fraction=0.2), anda("P(Y|X)", 1, validation_fraction=0.2)
+    federation, plain = (
+        anda("P(Y)", level, validation_fraction=0.2),
+        anda("P(Y|X)", 1, validation_fraction=0.2),
+    )
     sets = set()
     for client in federation.ids:
         for split in ("train", "validation", "test"):
@@ -78,7 +88,10 @@ def test_clients_have_some_classes_and_as_many_examples_as_before(level):
             assert len(labels) == len(plain.examples(client, split)[1])
         sets.add(tuple(federation.examples(client, "train")[1].unique().tolist()))
         assert len(federation.examples(client, "train")[1].unique()) == 11 - level
-        held = [set(getattr(federation.by_id[client], split).tolist()) for split in ("train", "validation", "test")]
+        held = [
+            set(getattr(federation.by_id[client], split).tolist())
+            for split in ("train", "validation", "test")
+        ]
         assert not held[0] & held[1]
         assert not (held[0] | held[1]) & held[2]
     assert len(sets) == len(set(federation.true_clusters.values())) <= 5
@@ -91,7 +104,9 @@ def test_labels_of_a_pool_are_permuted_by_each_client(level):
     moved = {label for label_map in maps for label in range(10) if label_map[label] != label}
     assert len(moved) <= level
     assert all(sorted(label_map.tolist()) == list(range(10)) for label_map in maps)
-    assert len({tuple(label_map.tolist()) for label_map in maps}) == len(set(federation.true_clusters.values()))
+    assert len({tuple(label_map.tolist()) for label_map in maps}) == len(
+        set(federation.true_clusters.values())
+    )
     assert (len(set(federation.true_clusters.values())) == 1) == (level == 1)
 
 
@@ -112,12 +127,18 @@ def test_tests_are_equal_parts_that_nobody_shares():
 
 
 def test_the_same_seed_draws_the_same_and_another_does_not():
-    assert anda("P(X)", 8).fingerprint == anda("P(X)", 8).fingerprint != anda("P(X)", 8, seed=1).fingerprint
+    assert (
+        anda("P(X)", 8).fingerprint
+        == anda("P(X)", 8).fingerprint
+        != anda("P(X)", 8, seed=1).fingerprint
+    )
 
 
 def test_newcomers_see_data_as_some_client_does():
     federation = anda("P(X)", 5, newcomers=5)
-    assert set(federation.newcomers.true_clusters.values()) <= set(federation.true_clusters.values())
+    assert set(federation.newcomers.true_clusters.values()) <= set(
+        federation.true_clusters.values()
+    )
     assert federation.newcomers.pool is federation.pool
 
 
@@ -135,7 +156,9 @@ def test_what_is_out_of_range_is_an_error(arguments, message):
 
 def test_the_number_of_clusters_is_not_for_the_user_to_say():
     with pytest.raises(ConfigError, match="clusters should be left out"):
-        load_federation("digits", shift="anda", clusters=3, shift_arguments={"kind": "P(X)", "level": 1})
+        load_federation(
+            "digits", shift="anda", clusters=3, shift_arguments={"kind": "P(X)", "level": 1}
+        )
 
 
 def test_inputs_that_are_no_images_cannot_look_different(make_pool):
@@ -148,7 +171,10 @@ def test_inputs_that_are_no_images_cannot_look_different(make_pool):
 def test_one_cluster_sees_images_as_they_are_and_the_other_does_not(shift):
     federation = load_federation("digits", clients=4, shift=shift, clusters=2, scaling="unit")
     plain = load_federation("digits", clients=4, scaling="unit")
-    same = [bool((federation.examples(c, "test")[0] == plain.examples(c, "test")[0]).all()) for c in range(4)]
+    same = [
+        bool((federation.examples(c, "test")[0] == plain.examples(c, "test")[0]).all())
+        for c in range(4)
+    ]
     assert same == [True, False, True, False]
     if shift == "invert":
         assert np.array_equal(pixels(federation, 1), 255 - pixels(plain, 1))
@@ -158,15 +184,25 @@ def test_each_cluster_can_have_all_examples():
     federation = load_federation("digits", clients=8, shift="rotation", clusters=4, views="each")
     every = set(federation.pool.train.tolist())
     for cluster in range(4):
-        mine = [federation.by_id[c].train for c in federation.ids if federation.true_clusters[c] == cluster]
+        mine = [
+            federation.by_id[c].train
+            for c in federation.ids
+            if federation.true_clusters[c] == cluster
+        ]
         assert sum(map(len, mine)) == len(every)
         assert set(np.concatenate(mine).tolist()) == every
-    assert not np.array_equal(np.sort(federation.by_id[0].train), np.sort(federation.by_id[1].train))
+    assert not np.array_equal(
+        np.sort(federation.by_id[0].train), np.sort(federation.by_id[1].train)
+    )
 
 
 @pytest.mark.parametrize(
     "settings",
-    [{"clients": 6, "shift": "rotation"}, {"clients": 4}, {"clients": 4, "shift": "rotation", "newcomers": 2}],
+    [
+        {"clients": 6, "shift": "rotation"},
+        {"clients": 4},
+        {"clients": 4, "shift": "rotation", "newcomers": 2},
+    ],
 )
 def test_clusters_that_each_have_all_examples_are_equally_many_clients(settings):
     with pytest.raises(ConfigError):
@@ -185,4 +221,12 @@ def test_newcomers_are_of_the_members_clusters_in_turn(more):
 def test_the_description_tells_kind_and_level_and_nothing_that_the_seed_decides():
     told = "digits, 6 clients, partition iid (tests parts), shift anda (kind P(X), level 8)"
     assert {anda("P(X)", 8, clients=6, seed=seed).description for seed in range(4)} == {told}
-    assert len({len(set(anda("P(X)", 8, clients=6, seed=seed).true_clusters.values())) for seed in range(4)}) > 1
+    assert (
+        len(
+            {
+                len(set(anda("P(X)", 8, clients=6, seed=seed).true_clusters.values()))
+                for seed in range(4)
+            }
+        )
+        > 1
+    )

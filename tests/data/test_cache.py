@@ -48,7 +48,9 @@ def test_another_key_name_or_format_is_another_file(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "flipped", "text"])
-def test_a_damaged_file_is_built_again(tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_file_is_built_again(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
     build = Builder()
     load_cached("name", {}, build)
     file = only_file(tmp_path / "cache")
@@ -83,7 +85,9 @@ def test_works_without_a_folder_that_can_be_written(
     assert f"cannot keep decoded data in {tmp_path / 'file' / 'cache'}" in caplog.text
 
 
-def test_a_crash_while_writing_leaves_no_file_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_while_writing_leaves_no_file_of_that_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def crash(file: Path, **_: object) -> None:
         Path(file).write_bytes(b"half")
         raise KeyboardInterrupt

@@ -42,15 +42,22 @@ def readings(*texts: str, **notation: Any) -> dict[str, list[float]]:
         ([], {}),
     ],
 )
-def test_numbers_are_read_with_each_mark_that_fits(texts: list[str], expected: dict[str, list[float]]) -> None:
+def test_numbers_are_read_with_each_mark_that_fits(
+    texts: list[str], expected: dict[str, list[float]]
+) -> None:
     assert readings(*texts) == expected
 
 
 @settings(max_examples=25)
-@given(st.lists(st.floats(-1e6, 1e6).map(lambda number: round(number, 2)), min_size=1), st.sampled_from([".", ","]))
+@given(
+    st.lists(st.floats(-1e6, 1e6).map(lambda number: round(number, 2)), min_size=1),
+    st.sampled_from([".", ","]),
+)
 def test_formatted_numbers_are_read_back(numbers: list[float], mark: str) -> None:
     english = [f"{number:,.2f}" for number in numbers]
-    texts = english if mark == "." else [text.translate(str.maketrans(",.", ".,")) for text in english]
+    texts = (
+        english if mark == "." else [text.translate(str.maketrans(",.", ".,")) for text in english]
+    )
     assert readings(*texts) == {mark: numbers}
 
 
@@ -78,7 +85,9 @@ def test_formatted_numbers_are_read_back(numbers: list[float], mark: str) -> Non
         ("3 Foo 1970", {}),
     ],
 )
-def test_dates_are_read_in_each_order_that_fits(text: str, expected: dict[str, list[float]]) -> None:
+def test_dates_are_read_in_each_order_that_fits(
+    text: str, expected: dict[str, list[float]]
+) -> None:
     assert readings(text) == expected
 
 

@@ -44,7 +44,13 @@ def test_clients_of_a_table_are_those_it_was_made_of(as_table: Callable[[Federat
     turned = tuple(replace(c, id=9 - c.id, quarter_turns=c.id % 2) for c in plain.clients)
     plain = replace(plain, clients=turned, true_clusters=None)
     table = as_table(plain)
-    assert (len(table), list(table.ids), dict(table.sizes), dict(table.keys), dict(table.roster.names)) == (
+    assert (
+        len(table),
+        list(table.ids),
+        dict(table.sizes),
+        dict(table.keys),
+        dict(table.roster.names),
+    ) == (
         len(plain),
         list(plain.ids),
         dict(plain.sizes),
@@ -69,12 +75,25 @@ def test_clients_of_a_table_are_those_it_was_made_of(as_table: Callable[[Federat
 def test_a_run_is_the_same_bit_for_bit(as_table: Callable[[Federation], Federation], engine: str):
     plain = federation_of(TRUTH, SIZES)
     runs = [
-        simulate("fedavg", linear(), federation, rounds=3, client_fraction=0.5, engine=engine, device="cpu")
+        simulate(
+            "fedavg",
+            linear(),
+            federation,
+            rounds=3,
+            client_fraction=0.5,
+            engine=engine,
+            device="cpu",
+        )
         for federation in (plain, as_table(plain))
     ]
-    mine, theirs = ([{k: v for k, v in row.items() if "seconds" not in k} for row in run.metric_rows] for run in runs)
+    mine, theirs = (
+        [{k: v for k, v in row.items() if "seconds" not in k} for row in run.metric_rows]
+        for run in runs
+    )
     assert mine == theirs
-    assert [row["accuracy"] for row in runs[0].client_rows] == [row["accuracy"] for row in runs[1].client_rows]
+    assert [row["accuracy"] for row in runs[0].client_rows] == [
+        row["accuracy"] for row in runs[1].client_rows
+    ]
     assert torch.equal(runs[0].tree.nodes[0].params, runs[1].tree.nodes[0].params)
 
 
@@ -99,8 +118,13 @@ def test_what_is_wrong_is_told_as_of_objects(as_table: Callable[[Federation], Fe
         return str(caught.value)
 
     nothing = np.array([24, 0, 30, 12])
-    assert told(ids=np.array([0, 1, 1, 3])) == "client ids should be distinct, got these more than once: [1]"
-    assert "client 1 ('c1') has no training examples" in told(train=replace(clients.train, counts=nothing))
+    assert (
+        told(ids=np.array([0, 1, 1, 3]))
+        == "client ids should be distinct, got these more than once: [1]"
+    )
+    assert "client 1 ('c1') has no training examples" in told(
+        train=replace(clients.train, counts=nothing)
+    )
     assert "the places of the test examples should lie in" in told(
         test=replace(clients.test, starts=clients.test.starts + 10**6)
     )
@@ -108,7 +132,8 @@ def test_what_is_wrong_is_told_as_of_objects(as_table: Callable[[Federation], Fe
     row = int(plain.clients[2].train[4])
     x[row, 3] = torch.nan
     with pytest.raises(
-        DataError, match=rf"client 2 \('c2'\) has nan in column 3 of train example 4 \(example {row} of"
+        DataError,
+        match=rf"client 2 \('c2'\) has nan in column 3 of train example 4 \(example {row} of",
     ):
         replace(plain, pool=replace(plain.pool, x=x), clients=clients)
 
@@ -117,7 +142,9 @@ def test_label_maps_need_labels():
     plain = task_federation("regression", TRUTH)
     table = ClientTable.of(plain.clients)
     seeing = replace(table, label_maps=torch.tensor([[1, 0]]), view=np.array([0, -1, -1, 0]))
-    with pytest.raises(DataError, match="label_map only of labels, got targets of a regression task"):
+    with pytest.raises(
+        DataError, match="label_map only of labels, got targets of a regression task"
+    ):
         replace(plain, clients=seeing)
     with pytest.raises(DataError, match="should have one length"):
         replace(table, keys=np.arange(3))
@@ -143,11 +170,14 @@ def test_newcomers_join_in_arrays(as_table: Callable[[Federation], Federation]):
     clients = everyone.clients
     assert isinstance(clients, ClientTable)
     first, last = (
-        replace(everyone, clients=clients[part], true_clusters=None) for part in (slice(0, 3), slice(3, None))
+        replace(everyone, clients=clients[part], true_clusters=None)
+        for part in (slice(0, 3), slice(3, None))
     )
     joined = first.join(last)
     assert isinstance(joined.clients, ClientTable)
-    assert [client.train.tolist() for client in joined.clients] == [client.train.tolist() for client in clients]
+    assert [client.train.tolist() for client in joined.clients] == [
+        client.train.tolist() for client in clients
+    ]
     assert list(joined.ids) == [0, 1, 2, 3]
 
 
@@ -155,7 +185,10 @@ def test_a_million_clients_take_less_than_200_bytes_each():
     n = 10**4
     starts, counts = np.arange(n) * 30, np.full(n, 10)
     train, validation, test = (SplitRows(starts + 10 * k, counts) for k in range(3))
-    table, truth = ClientTable(np.arange(n), np.arange(n), train, validation, test), np.arange(n) % 4
+    table, truth = (
+        ClientTable(np.arange(n), np.arange(n), train, validation, test),
+        np.arange(n) % 4,
+    )
     assert table.nbytes + truth.nbytes < 200 * n
     assert table.lies_in_order
     assert table.positions.sequence == range(n)

@@ -47,16 +47,28 @@ def test_clients_are_tested_on_what_they_train_on_next():
 
 
 def test_a_config_names_concepts():
-    data = {"name": "fedclade.data:concepts", "kind": "circle", "steps": 2, "step_rounds": 5, "samples": 10}
+    data = {
+        "name": "fedclade.data:concepts",
+        "kind": "circle",
+        "steps": 2,
+        "step_rounds": 5,
+        "samples": 10,
+    }
     federation = check_config({"data": data, "seed": 3}).federation()
-    assert federation.fingerprint == concepts(kind="circle", steps=2, step_rounds=5, samples=10, seed=3).fingerprint
+    assert (
+        federation.fingerprint
+        == concepts(kind="circle", steps=2, step_rounds=5, samples=10, seed=3).fingerprint
+    )
 
 
 @pytest.mark.parametrize(
     ("options", "why"),
     [
         ({"kind": "hyperplane"}, "kind should be 'sea', 'sine', 'circle', got 'hyperplane'"),
-        ({"kind": "sine", "pattern": "B"}, "pattern should be of the 2 concepts of 'sine', got 'B'"),
+        (
+            {"kind": "sine", "pattern": "B"},
+            "pattern should be of the 2 concepts of 'sine', got 'B'",
+        ),
         ({"steps": 11}, "the pattern of drift has 11 rows, and 12 are needed"),
         ({"noise": 1.0}, "noise should be in [0, 1), got 1.0"),
     ],

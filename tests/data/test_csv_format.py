@@ -51,7 +51,9 @@ def test_a_row_that_the_sample_cuts_does_not_count(tmp_path: Path) -> None:
 
 def test_two_separators_that_fit_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
-    with pytest.raises(DataError, match="may be separated by ',' or ';'; set 'separator'") as caught:
+    with pytest.raises(
+        DataError, match="may be separated by ',' or ';'; set 'separator'"
+    ) as caught:
         detected(path, b"a,b;c\nx,y;z\n")
     assert str(path) in str(caught.value)
     assert detected(path, b"a,b;c\nx,y;z\n", separator=";").format.separator == ";"
@@ -80,7 +82,9 @@ def test_bytes_tell_their_encoding(tmp_path: Path, data: bytes, encoding: str) -
 
 
 def test_a_byte_order_mark_goes_before_a_given_encoding(tmp_path: Path) -> None:
-    file = detected(tmp_path / "a.csv", "\ufeffa,b\n1,2\n".encode("utf-16-le"), encoding="utf-16-le")
+    file = detected(
+        tmp_path / "a.csv", "\ufeffa,b\n1,2\n".encode("utf-16-le"), encoding="utf-16-le"
+    )
     assert file.read().column_names == ["a", "b"]
 
 
@@ -94,7 +98,9 @@ def test_a_byte_order_mark_goes_before_a_given_encoding(tmp_path: Path) -> None:
         (b"a,b\n" + b"x,1\n" * 20_000 + b"\xff,2\n", {"encoding": "ascii"}, "encoding 'ascii'"),
     ],
 )
-def test_bytes_of_another_encoding_are_refused(tmp_path: Path, data: bytes, given: dict[str, str], tried: str) -> None:
+def test_bytes_of_another_encoding_are_refused(
+    tmp_path: Path, data: bytes, given: dict[str, str], tried: str
+) -> None:
     path = tmp_path / "a.csv"
     with pytest.raises(DataError) as caught:
         detected(path, data, **given).read()

@@ -28,7 +28,9 @@ class Pairs(torch.utils.data.Dataset[Any]):
 def test_tensors_with_a_test_set() -> None:
     x = torch.arange(12.0).reshape(4, 3)
     pool = pool_from_torch(
-        TensorDataset(x, torch.tensor([2, 0, 1, 2])), TensorDataset(x[:1], torch.tensor([4])), "mine"
+        TensorDataset(x, torch.tensor([2, 0, 1, 2])),
+        TensorDataset(x[:1], torch.tensor([4])),
+        "mine",
     )
     assert (pool.name, pool.outputs, pool.task) == ("mine", 5, "classification")
     assert (pool.train.tolist(), pool.test.tolist()) == ([0, 1, 2, 3], [4])
@@ -60,8 +62,14 @@ class Stream(IterableDataset[Any]):
     ("dataset", "message"),
     [
         (Pairs(), "data set 'custom' is empty"),
-        (Stream(), "data set 'custom' should be a map-style torch data set (with len() and indexing), got "),
-        (Pairs(torch.zeros(3)), "data set 'custom' should give pairs (x, label); example 0 is not one"),
+        (
+            Stream(),
+            "data set 'custom' should be a map-style torch data set (with len() and indexing), got ",
+        ),
+        (
+            Pairs(torch.zeros(3)),
+            "data set 'custom' should give pairs (x, label); example 0 is not one",
+        ),
         (
             Pairs((torch.zeros(3), 0), (torch.zeros(2), 0)),
             "should look the same, got float32 [3] in example 0 and float32 [2] in example 1",
@@ -72,8 +80,14 @@ class Stream(IterableDataset[Any]):
         ),
         (Pairs((torch.zeros(3), -1)), "whole numbers from 0 on, got -1 in example 0"),
         (Pairs((torch.zeros(3), "cat")), "whole numbers from 0 on, got 'cat' in example 0"),
-        (Pairs((torch.zeros(3), torch.tensor([1, 2]))), "whole numbers from 0 on, got tensor([1, 2]) in example 0"),
-        (Pairs((object(), 1)), "inputs of data set 'custom' should be tensors or arrays, got object in example 0"),
+        (
+            Pairs((torch.zeros(3), torch.tensor([1, 2]))),
+            "whole numbers from 0 on, got tensor([1, 2]) in example 0",
+        ),
+        (
+            Pairs((object(), 1)),
+            "inputs of data set 'custom' should be tensors or arrays, got object in example 0",
+        ),
     ],
 )
 def test_data_sets_that_cannot_be_used(dataset: Any, message: str) -> None:
@@ -82,7 +96,9 @@ def test_data_sets_that_cannot_be_used(dataset: Any, message: str) -> None:
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("label", [1.0, np.float32(1), torch.tensor(1.0), True, np.bool_(True), torch.tensor([1])])
+@pytest.mark.parametrize(
+    "label", [1.0, np.float32(1), torch.tensor(1.0), True, np.bool_(True), torch.tensor([1])]
+)
 def test_labels_that_are_whole_numbers_of_any_type(label: Any) -> None:
     assert pool_from_torch(Pairs((torch.zeros(3), 0), (torch.zeros(3), label))).y.tolist() == [0, 1]
 
@@ -95,7 +111,9 @@ def test_truth_values_are_features_and_not_words() -> None:
 def test_a_row_with_nan_is_refused_by_the_name_of_its_client() -> None:
     rows = torch.zeros(4, 3)
     rows[2, 1] = float("nan")
-    with pytest.raises(DataError, match=r"client 0 \('mine'\) has nan in column 1 of train example 2"):
+    with pytest.raises(
+        DataError, match=r"client 0 \('mine'\) has nan in column 1 of train example 2"
+    ):
         one_client(TensorDataset(rows, torch.zeros(4)), examples(2, 1), labels=2, name="mine")
 
 
@@ -118,7 +136,9 @@ def examples(n: int, label: int) -> TensorDataset:
 
 
 def test_one_client_keeps_every_example_where_it_was_given() -> None:
-    federation = one_client(examples(5, 0), examples(3, 1), labels=4, validation=examples(2, 2), name="mine", key=7)
+    federation = one_client(
+        examples(5, 0), examples(3, 1), labels=4, validation=examples(2, 2), name="mine", key=7
+    )
     (client,) = federation.clients
     assert (client.id, client.name, client.key) == (0, "mine", 7)
     for split, n, label in (("train", 5, 0), ("test", 3, 1), ("validation", 2, 2)):
@@ -132,7 +152,9 @@ def test_one_client_keeps_every_example_where_it_was_given() -> None:
 def test_one_client_without_validation_data_trains() -> None:
     federation = one_client(examples(5, 0), examples(3, 0), labels=2)
     assert len(federation.clients[0].validation) == 0
-    run = simulate("fedavg", "mclr", federation, rounds=2, local=LocalTraining(lr=0.5), engine="loop")
+    run = simulate(
+        "fedavg", "mclr", federation, rounds=2, local=LocalTraining(lr=0.5), engine="loop"
+    )
     assert run.summary["accuracy"]["mean"] == 1.0
 
 
@@ -146,7 +168,13 @@ def test_bytes_of_one_client_are_scaled() -> None:
 def test_the_keys_of_clients_set_their_draws_apart() -> None:
     data = TensorDataset(torch.arange(24.0).reshape(8, 3) / 24, torch.arange(8) % 2)
     runs = [
-        simulate("fedavg", "mclr", one_client(data, data, labels=2, key=k), rounds=1, local=LocalTraining(batch_size=2))
+        simulate(
+            "fedavg",
+            "mclr",
+            one_client(data, data, labels=2, key=k),
+            rounds=1,
+            local=LocalTraining(batch_size=2),
+        )
         for k in (0, 0, 1)
     ]
     same, again, other = (run.tree.nodes[0].params for run in runs)
@@ -157,10 +185,16 @@ def test_the_keys_of_clients_set_their_draws_apart() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"labels": 2}, "client 'mine' has examples of label 2, so labels should be above that, got 2"),
+        (
+            {"labels": 2},
+            "client 'mine' has examples of label 2, so labels should be above that, got 2",
+        ),
         ({"key": -1}, "the key of client 'mine' should be at least 0, got -1"),
         ({"test": Pairs()}, "test data of 'mine' is empty"),
-        ({"validation": Pairs((0.5, "cat"))}, "labels of validation data of 'mine' should be whole numbers from 0 on"),
+        (
+            {"validation": Pairs((0.5, "cat"))},
+            "labels of validation data of 'mine' should be whole numbers from 0 on",
+        ),
         (
             {"test": Pairs((torch.zeros(4), 0))},
             "test data of 'mine' should look like training data of 'mine' (float32 [3]), got float32 [4]",
@@ -172,7 +206,12 @@ def test_the_keys_of_clients_set_their_draws_apart() -> None:
     ],
 )
 def test_data_of_one_client_that_cannot_be_used(given: dict[str, Any], message: str) -> None:
-    usable: dict[str, Any] = {"train": examples(2, 2), "test": examples(2, 1), "labels": 3, "name": "mine"}
+    usable: dict[str, Any] = {
+        "train": examples(2, 2),
+        "test": examples(2, 1),
+        "labels": 3,
+        "name": "mine",
+    }
     with pytest.raises(DataError) as caught:
         one_client(**{**usable, **given})
     assert message in str(caught.value)
@@ -189,8 +228,12 @@ class Noisy(Pairs):
 @pytest.mark.parametrize(("kind", "warns"), [(Noisy, True), (Pairs, False)])
 def test_a_random_transform_is_warned_of(kind, warns, caplog):
     """Which is read once, and so frozen."""
-    pool_from_torch(kind(*((torch.tensor([row, torch.nan]), row % 2) for row in range(20))), name="mine")
-    assert ("example 0 of data set 'mine' is another each time that it is read" in caplog.text) is warns
+    pool_from_torch(
+        kind(*((torch.tensor([row, torch.nan]), row % 2) for row in range(20))), name="mine"
+    )
+    assert (
+        "example 0 of data set 'mine' is another each time that it is read" in caplog.text
+    ) is warns
     assert len(caplog.records) == int(warns)
 
 
@@ -204,7 +247,10 @@ def test_targets_of_a_regression() -> None:
     ("given", "message"),
     [
         ({}, "labels should be the number of labels among all clients, got None"),
-        ({"labels": 2, "task": "regression"}, "labels should be left out for a regression task, got 2"),
+        (
+            {"labels": 2, "task": "regression"},
+            "labels should be left out for a regression task, got 2",
+        ),
     ],
 )
 def test_one_client_has_to_know_of_all_labels(given: dict[str, Any], message: str) -> None:

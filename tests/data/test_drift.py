@@ -58,14 +58,22 @@ def test_a_share_of_the_clients_moves_to_another_cluster(share, moved):
 def test_clients_move_by_a_pattern():
     steps = range(2, 11)
     federation = drifting(pattern="B", rounds=tuple(steps), examples="same")
-    assert [truth(federation, number) for number in range(1, 11)] == [list(row) for row in PATTERNS["B"][:10]]
+    assert [truth(federation, number) for number in range(1, 11)] == [
+        list(row) for row in PATTERNS["B"][:10]
+    ]
     assert truth(federation.newcomers, 2) == list(PATTERNS["B"][1][:3])
     assert truth(drifting(pattern=((0, 1), (1, 0), (1, 1))), 3) == [1, 0] * 5
 
 
 @pytest.mark.parametrize("shift", ["label_swap", "rotation"])
 def test_what_clients_accumulate_they_see_as_they_did(shift):
-    settings = {"clients": 4, "shift": shift, "clusters": 4, "samples_per_client": 30, "validation_fraction": 0.2}
+    settings = {
+        "clients": 4,
+        "shift": shift,
+        "clusters": 4,
+        "samples_per_client": 30,
+        "validation_fraction": 0.2,
+    }
     replaced, kept = (
         load_federation("digits", **settings, drift={"rounds": [3, 5], "kind": kind, "share": 1.0})
         for kind in ("replace", "accumulate")
@@ -73,13 +81,17 @@ def test_what_clients_accumulate_they_see_as_they_did(shift):
 
     def seen(federation: Federation, client: int, number: int, split: str) -> list[bytes]:
         inputs, targets = federation.in_round(number).examples(client, split)
-        return [x.numpy().tobytes() + y.numpy().tobytes() for x, y in zip(inputs, targets, strict=True)]
+        return [
+            x.numpy().tobytes() + y.numpy().tobytes() for x, y in zip(inputs, targets, strict=True)
+        ]
 
     for client in replaced.ids:
         parts = [seen(replaced, client, number, "train") for number in (1, 3, 5)]
         for stages, number in ((1, 1), (2, 3), (3, 5)):
             assert sorted(seen(kept, client, number, "train")) == sorted(chain(*parts[:stages]))
-            assert sorted(seen(kept, client, number, "test")) == sorted(seen(replaced, client, number, "test"))
+            assert sorted(seen(kept, client, number, "test")) == sorted(
+                seen(replaced, client, number, "test")
+            )
     assert kept.in_round(5).by_id[0].test is kept.in_round(5).by_id[0].test
     assert kept.in_round(1).true_clusters == replaced.in_round(1).true_clusters
 
@@ -88,7 +100,9 @@ def test_a_stage_may_be_tested_on_the_next():
     now, ahead = drifting(share=1.0), drifting(share=1.0, test="next")
     for before, after in ((1, 3), (3, 5), (5, 5)):
         for ours, theirs in zip(
-            ahead.in_round(before).examples(4, "test"), now.in_round(after).examples(4, "test"), strict=True
+            ahead.in_round(before).examples(4, "test"),
+            now.in_round(after).examples(4, "test"),
+            strict=True,
         ):
             assert sorted(map(repr, ours.tolist())) == sorted(map(repr, theirs.tolist()))
     moved = [client for client in now.ids if PATTERNS["A"][9][client] != PATTERNS["A"][10][client]]
@@ -108,7 +122,10 @@ def test_all_stages_may_be_tested_as_one_that_was_seen():
         tests = [federation.in_round(number).by_id[client].test for number in (1, 3, 5)]
         assert tests[0] is tests[1] is tests[2]
         shown = sorted(federation.in_round(1).examples(client, "test")[1].tolist())
-        assert shown in [sorted(now.in_round(number).examples(client, "test")[1].tolist()) for number in (1, 3, 5)]
+        assert shown in [
+            sorted(now.in_round(number).examples(client, "test")[1].tolist())
+            for number in (1, 3, 5)
+        ]
 
 
 def test_stages_follow_the_clients():
@@ -120,14 +137,24 @@ def test_stages_follow_the_clients():
         assert alone.in_round(number).by_id[4] is mine
         assert some.in_round(number).by_id[4] is mine
         assert everybody.in_round(number).by_id[4] is mine
-        assert everybody.in_round(number).by_id[11] is federation.newcomers.in_round(number).by_id[11]
+        assert (
+            everybody.in_round(number).by_id[11] is federation.newcomers.in_round(number).by_id[11]
+        )
     assert some.in_round(3).ids == (2, 4)
     assert everybody.in_round(3).true_clusters == {
         **federation.in_round(3).true_clusters,
         **federation.newcomers.in_round(3).true_clusters,
     }
     assert drifting().fingerprint == federation.fingerprint
-    assert len({f.fingerprint for f in (federation, replace(federation, stages=()), drifting(rounds=(3, 6)))}) == 3
+    assert (
+        len(
+            {
+                f.fingerprint
+                for f in (federation, replace(federation, stages=()), drifting(rounds=(3, 6)))
+            }
+        )
+        == 3
+    )
 
 
 def test_stages_have_the_clients_of_the_federation():
@@ -135,7 +162,10 @@ def test_stages_have_the_clients_of_the_federation():
     two = federation.clients
     with pytest.raises(DataError, match=re.escape("each after the one before, got [3, 3]")):
         replace(federation, stages=(Stage(3, two), Stage(3, two)))
-    with pytest.raises(DataError, match="the stage from round 2 on should have the federation's clients, in its order"):
+    with pytest.raises(
+        DataError,
+        match="the stage from round 2 on should have the federation's clients, in its order",
+    ):
         replace(federation, stages=(Stage(2, two[::-1]),))
 
 
@@ -172,7 +202,9 @@ def test_a_config_has_a_drift():
 
 
 def test_too_few_examples_for_the_stages():
-    with pytest.raises(ConfigError, match="training examples should be at least 3, one for each stage, of client 0"):
+    with pytest.raises(
+        ConfigError, match="training examples should be at least 3, one for each stage, of client 0"
+    ):
         load_federation("digits", clients=2, samples_per_client=2, drift=Drift(rounds=(3, 5)))
 
 
@@ -182,5 +214,7 @@ def test_a_folder_holds_no_stages(tmp_path):
 
 
 def test_a_share_that_is_no_number_is_refused():
-    with pytest.raises(ConfigError, match=r"drift.share should be in \[0, 1\], or 'anew', got 'half'"):
+    with pytest.raises(
+        ConfigError, match=r"drift.share should be in \[0, 1\], or 'anew', got 'half'"
+    ):
         Drift(rounds=(2,), share="half")

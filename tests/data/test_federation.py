@@ -33,7 +33,10 @@ def client(number: int, **changes: Any) -> ClientData:
     [
         ((), "a federation should have at least 1 client, got 0"),
         ((client(1), client(1)), "client ids should be distinct, got these more than once: [1]"),
-        ((client(0), client(7, train=np.arange(0))), "client 7 ('client-7') has no training examples"),
+        (
+            (client(0), client(7, train=np.arange(0))),
+            "client 7 ('client-7') has no training examples",
+        ),
         ((client(0), client(7, test=np.arange(0))), "client 7 ('client-7') has no test examples"),
     ],
 )
@@ -44,14 +47,27 @@ def test_a_federation_needs_clients_with_data(clients: tuple[ClientData, ...], t
 
 
 @pytest.mark.parametrize(
-    "y", [POOL.y.float(), POOL.y.double().numpy(), POOL.y.to(torch.uint8), POOL.y.to(torch.int32), POOL.y.tolist()]
+    "y",
+    [
+        POOL.y.float(),
+        POOL.y.double().numpy(),
+        POOL.y.to(torch.uint8),
+        POOL.y.to(torch.int32),
+        POOL.y.tolist(),
+    ],
 )
 def test_targets_that_are_whole_numbers_of_any_type_are_labels(y: Any):
     """As indices of any type are indices: what is trained on does not depend on it."""
-    parts: dict[str, Any] = {"train": [0, 1, 2, 3], "test": np.array([4, 5], np.int16), "groups": POOL.y}
+    parts: dict[str, Any] = {
+        "train": [0, 1, 2, 3],
+        "test": np.array([4, 5], np.int16),
+        "groups": POOL.y,
+    }
     pool = replace(POOL, y=y, **parts)
     assert (pool.y.dtype, pool.y.tolist()) == (torch.int64, POOL.y.tolist())
-    federation = Federation(pool, (client(0, train=[0, 1], validation=[], test=torch.tensor([4, 5])),))
+    federation = Federation(
+        pool, (client(0, train=[0, 1], validation=[], test=torch.tensor([4, 5])),)
+    )
     assert federation.fingerprint == Federation(POOL, (client(0),)).fingerprint
 
 
@@ -69,7 +85,11 @@ def test_indices_that_are_right_already_are_not_copied():
             (1, 0),
             "client 7 ('client-7') has nan in column 0 of train example 1 (example 1 of pool 'six')",
         ),
-        (float("inf"), (5, 0), "client 7 ('client-7') has inf in column 0 of test example 1 (example 5 of pool 'six')"),
+        (
+            float("inf"),
+            (5, 0),
+            "client 7 ('client-7') has inf in column 0 of test example 1 (example 5 of pool 'six')",
+        ),
     ],
 )
 def test_an_input_that_is_no_number_is_refused_with_its_client_and_column(value, where, told):
@@ -96,8 +116,14 @@ def test_of_pictures_the_whole_place_is_told():
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"train": np.array([0, 6])}, "the train indices of client 3 ('client-3') should lie in 0 .. 5, got 0 .. 6"),
-        ({"test": np.array([-1, 3])}, "the test indices of client 3 ('client-3') should lie in 0 .. 5, got -1 .. 3"),
+        (
+            {"train": np.array([0, 6])},
+            "the train indices of client 3 ('client-3') should lie in 0 .. 5, got 0 .. 6",
+        ),
+        (
+            {"test": np.array([-1, 3])},
+            "the test indices of client 3 ('client-3') should lie in 0 .. 5, got -1 .. 3",
+        ),
     ],
 )
 def test_clients_hold_examples_that_there_are(changes: dict[str, Any], told: str):
@@ -107,7 +133,9 @@ def test_clients_hold_examples_that_there_are(changes: dict[str, Any], told: str
 
 
 def test_a_true_cluster_is_a_whole_number():
-    with pytest.raises(ConfigError, match=r"^true_clusters\[3\] of Federation should be a whole number, got 'x'$"):
+    with pytest.raises(
+        ConfigError, match=r"^true_clusters\[3\] of Federation should be a whole number, got 'x'$"
+    ):
         Federation(POOL, (client(3),), true_clusters={3: "x"})
 
 
@@ -115,15 +143,26 @@ def test_a_true_cluster_is_a_whole_number():
     ("changes", "told"),
     [
         ({"name": 7}, "the name of client 0 should be a string that UTF-8 can write, got 7"),
-        ({"name": "\ud800"}, "the name of client 0 should be a string that UTF-8 can write, got '\\ud800'"),
+        (
+            {"name": "\ud800"},
+            "the name of client 0 should be a string that UTF-8 can write, got '\\ud800'",
+        ),
         ({"id": "0"}, "the id of client 'a' should be a whole number, got '0'"),
         ({"key": 0.5}, "the key of client 'a' should be a whole number, got 0.5"),
-        ({"train": np.ones(6, dtype=bool)}, "train of client 'a' should be an array [n] of whole numbers, got bool"),
+        (
+            {"train": np.ones(6, dtype=bool)},
+            "train of client 'a' should be an array [n] of whole numbers, got bool",
+        ),
     ],
 )
 def test_a_client_that_is_none_is_refused(changes: dict[str, Any], told: str):
     with pytest.raises(DataError) as caught:
-        ClientData(**({"id": 0, "name": "a", "key": 0, "train": [0], "validation": [], "test": [1]} | changes))
+        ClientData(
+            **(
+                {"id": 0, "name": "a", "key": 0, "train": [0], "validation": [], "test": [1]}
+                | changes
+            )
+        )
     assert told in str(caught.value)
 
 
@@ -138,7 +177,9 @@ def test_the_truth_names_every_client():
 
 
 def test_clients_see_the_pool_through_their_label_maps():
-    swapped = ClientData(0, "a", 0, np.arange(3), np.arange(0), np.arange(4, 6), label_map=torch.tensor([2, 1, 0]))
+    swapped = ClientData(
+        0, "a", 0, np.arange(3), np.arange(0), np.arange(4, 6), label_map=torch.tensor([2, 1, 0])
+    )
     inputs, targets = Federation(POOL, (swapped,)).examples(0, "train")
     assert inputs.flatten().tolist() == [0.0, 1.0, 2.0]
     assert targets.tolist() == [2, 1, 0]
@@ -147,9 +188,20 @@ def test_clients_see_the_pool_through_their_label_maps():
 def test_targets_that_do_not_count_are_not_mapped():
     """Mapped as an index from the end, or out of range, -100 would become a label or an error."""
     tokens = torch.tensor([[0, 1, -100], [2, -100, -100]])
-    swapped = ClientData(0, "a", 0, np.arange(1), np.arange(0), np.arange(1, 2), torch.tensor([2, 1, 0]))
+    swapped = ClientData(
+        0, "a", 0, np.arange(1), np.arange(0), np.arange(1, 2), torch.tensor([2, 1, 0])
+    )
     everyone = np.arange(2)
-    pool = Pool("text", tokens.clamp(min=0), tokens, np.zeros(2, dtype=np.int64), everyone, everyone[:0], 3, "language")
+    pool = Pool(
+        "text",
+        tokens.clamp(min=0),
+        tokens,
+        np.zeros(2, dtype=np.int64),
+        everyone,
+        everyone[:0],
+        3,
+        "language",
+    )
     assert swapped.labels(pool.y).tolist() == [[2, 1, -100], [0, -100, -100]]
     long_map = replace(swapped, label_map=torch.arange(199, -1, -1))
     assert long_map.labels(tokens).tolist() == [[199, 198, -100], [197, -100, -100]]
@@ -157,7 +209,9 @@ def test_targets_that_do_not_count_are_not_mapped():
 
 def test_a_fingerprint_is_that_of_all_that_training_depends_on():
     federation = Federation(POOL, (client(0), client(1)))
-    same = Federation(replace(POOL, name="renamed"), (client(0), client(1)), {0: 0, 1: 1}, "described")
+    same = Federation(
+        replace(POOL, name="renamed"), (client(0), client(1)), {0: 0, 1: 1}, "described"
+    )
     assert same.fingerprint == federation.fingerprint
     others = [
         Federation(replace(POOL, x=POOL.x + 1), federation.clients),
@@ -172,13 +226,18 @@ def test_a_fingerprint_is_that_of_all_that_training_depends_on():
         Federation(POOL, (client(0), client(1, label_map=torch.tensor([1, 0, 2])))),
         Federation(POOL, (client(0), client(1, quarter_turns=1))),
     ]
-    assert len({federation.fingerprint, *(other.fingerprint for other in others)}) == 1 + len(others)
+    assert len({federation.fingerprint, *(other.fingerprint for other in others)}) == 1 + len(
+        others
+    )
 
 
 def test_newcomers_have_ids_of_their_own():
     late = Federation(POOL, (client(1), client(2)))
     assert Federation(POOL, (client(0),), newcomers=late).newcomers is late
-    with pytest.raises(DataError, match=r"newcomers should have ids of their own, got these of other clients: \[2\]"):
+    with pytest.raises(
+        DataError,
+        match=r"newcomers should have ids of their own, got these of other clients: \[2\]",
+    ):
         Federation(POOL, (client(2), client(3)), newcomers=late)
 
 
@@ -192,7 +251,9 @@ def test_a_shard_holds_some_of_the_clients_over_the_same_pool():
 
 def test_examples_that_a_federation_has_not_are_refused():
     federation = Federation(POOL, (client(3),))
-    with pytest.raises(DataError, match=r"split should be one of train, validation, test, got 'tset'"):
+    with pytest.raises(
+        DataError, match=r"split should be one of train, validation, test, got 'tset'"
+    ):
         federation.examples(3, "tset")
     for odd in (4, "x", [3]):
         with pytest.raises(DataError, match=r"there is no client .*; .* has clients 3 to 3"):

@@ -16,10 +16,15 @@ from fedclade.data import FilesSettings, OwnSettings
 ROWS = 12
 
 
-def plain_lines(separator: str = ",", point: str = ".", header: str = "age,dose,ward,back") -> list[str]:
+def plain_lines(
+    separator: str = ",", point: str = ".", header: str = "age,dose,ward,back"
+) -> list[str]:
     """Return the lines of a table; the dose has a decimal mark."""
     lines = [header.split(",")]
-    lines += [[str(40 + 7 * k % 12), f"{k}{point}{5 * k:02}", "ab"[k % 2], str(k % 2)] for k in range(ROWS)]
+    lines += [
+        [str(40 + 7 * k % 12), f"{k}{point}{5 * k:02}", "ab"[k % 2], str(k % 2)]
+        for k in range(ROWS)
+    ]
     return [separator.join(line) for line in lines]
 
 
@@ -52,13 +57,17 @@ def test_any_separator_and_decimal_mark_gives_the_federation_of_the_plain_file(
     assert read(tmp_path).fingerprint == plain.fingerprint
 
 
-def test_decimal_commas_in_quotes_between_commas_are_numbers(tmp_path: Path, plain: Federation) -> None:
+def test_decimal_commas_in_quotes_between_commas_are_numbers(
+    tmp_path: Path, plain: Federation
+) -> None:
     lines = [line.replace(";", '","') for line in plain_lines(";", ",")]
     write(tmp_path / "h.csv", [f'"{line}"' for line in lines], end="\r\n")
     assert read(tmp_path).fingerprint == plain.fingerprint
 
 
-@pytest.mark.parametrize("encoding", ["cp1252", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+@pytest.mark.parametrize(
+    "encoding", ["cp1252", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"]
+)
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_any_encoding_is_read(tmp_path: Path, encoding: str, end: str) -> None:
     lines = plain_lines(";", ",", "Größe,Dosis in µg,Abteilung,back")
@@ -86,13 +95,17 @@ def test_files_of_different_offices_make_one_federation(
     assert a not in caplog.text
 
 
-def test_one_line_tells_what_was_assumed_of_all_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_line_tells_what_was_assumed_of_all_files(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     lines = plain_lines(";", ",", "größe,dose,ward,back")
     for name in "ab":
         write(tmp_path / f"{name}.csv", lines, "cp1252")
     with caplog.at_level(logging.WARNING, "fedclade"):
         read(tmp_path)
-    assert caplog.messages == ["how the data is read: separator ';'; encoding cp1252; decimal mark ','"]
+    assert caplog.messages == [
+        "how the data is read: separator ';'; encoding cp1252; decimal mark ','"
+    ]
 
 
 def test_nothing_is_told_of_plain_files_and_of_what_the_settings_say(
@@ -115,19 +128,26 @@ def test_columns_are_dropped_and_an_unnamed_index_is(tmp_path: Path, plain: Fede
 
 def test_dates_are_days(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     header, *rest = plain_lines(";")
-    write(tmp_path / "h.csv", [f"{header};seen", *(f"{line};{k + 2}.01.1970" for k, line in enumerate(rest))])
+    write(
+        tmp_path / "h.csv",
+        [f"{header};seen", *(f"{line};{k + 2}.01.1970" for k, line in enumerate(rest))],
+    )
     with caplog.at_level(logging.WARNING, "fedclade"):
         made = read(tmp_path, inputs=("seen",))
     assert made.pool.x[:, 0].tolist() == [float(k + 1) for k in range(ROWS)]
     assert "column 'seen' in days since 1970-01-01 (day, month, year)" in caplog.text
 
 
-def test_the_first_line_of_a_spreadsheet_may_announce_the_separator(tmp_path: Path, plain: Federation) -> None:
+def test_the_first_line_of_a_spreadsheet_may_announce_the_separator(
+    tmp_path: Path, plain: Federation
+) -> None:
     write(tmp_path / "h.csv", ["sep=|", *plain_lines("|")])
     assert read(tmp_path).fingerprint == plain.fingerprint
 
 
-def test_texts_of_a_parquet_file_are_numbers_and_dates_as_those_of_a_csv_file(tmp_path: Path) -> None:
+def test_texts_of_a_parquet_file_are_numbers_and_dates_as_those_of_a_csv_file(
+    tmp_path: Path,
+) -> None:
     columns = {
         "dose": [f"{k},5" for k in range(ROWS)],
         "seen": [f"{k + 2}.01.1970" for k in range(ROWS)],
@@ -144,7 +164,9 @@ def test_texts_of_a_parquet_file_are_numbers_and_dates_as_those_of_a_csv_file(tm
 def test_a_table_of_pandas_in_parquet_loses_its_index(tmp_path: Path) -> None:
     import pandas
 
-    frame = pandas.DataFrame({"age": range(ROWS), "back": [0, 1] * (ROWS // 2)}, index=range(3, 3 + ROWS))
+    frame = pandas.DataFrame(
+        {"age": range(ROWS), "back": [0, 1] * (ROWS // 2)}, index=range(3, 3 + ROWS)
+    )
     frame[frame.age != 1].to_parquet(tmp_path / "h.parquet")
     columns = read(tmp_path, "*.parquet").pool.columns
     assert columns is not None
@@ -166,7 +188,10 @@ ENCODING = "encoding should be one that Python knows, such as 'cp1252' or 'utf-1
         ({"encoding": "base64"}, f"{ENCODING} 'base64'"),
         ({"dates": "%d.%m"}, "codes of Python's strptime, such as '%d.%m.%Y', got '%d.%m'"),
         ({"drop": ("back",)}, "drop should be columns that are not needed, got 'back'"),
-        ({"drop": ("age",), "inputs": ("age",)}, "drop should be columns that are not needed, got 'age'"),
+        (
+            {"drop": ("age",), "inputs": ("age",)},
+            "drop should be columns that are not needed, got 'age'",
+        ),
         ({"drop": ("agee",)}, "unknown column in drop, of {}: 'agee'; did you mean 'age'?"),
     ],
 )
@@ -197,12 +222,17 @@ def test_a_row_of_another_length_is_refused_with_the_separator(tmp_path: Path) -
     with pytest.raises(DataError) as caught:
         read(tmp_path)
     assert f"cannot read {path}: " in str(caught.value)
-    assert "Expected 4 columns, got 2: 1;2; cells are separated by ';', unless 'separator' says" in str(caught.value)
+    assert (
+        "Expected 4 columns, got 2: 1;2; cells are separated by ';', unless 'separator' says"
+        in str(caught.value)
+    )
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "h.xlsx", plain_lines())
-    with pytest.raises(DataError, match=r"h\.xlsx should end in \.csv, \.tsv or \.parquet") as caught:
+    with pytest.raises(
+        DataError, match=r"h\.xlsx should end in \.csv, \.tsv or \.parquet"
+    ) as caught:
         read(tmp_path, "*.xlsx")
     assert str(path) in str(caught.value)
 
@@ -216,7 +246,9 @@ def test_a_parquet_file_that_is_none_is_refused(tmp_path: Path) -> None:
 
 def test_decimal_numbers_in_one_file_and_texts_in_another_are_one_error(tmp_path: Path) -> None:
     write(tmp_path / "a.csv", plain_lines(";", ","))
-    path = write(tmp_path / "b.csv", [line.replace("3,15", "k.A.") for line in plain_lines(";", ",")])
+    path = write(
+        tmp_path / "b.csv", [line.replace("3,15", "k.A.") for line in plain_lines(";", ",")]
+    )
     with pytest.raises(DataError) as caught:
         read(tmp_path, inputs=("dose",))
     assert str(caught.value) == (

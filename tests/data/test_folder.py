@@ -17,7 +17,15 @@ from tests.tiny import federation_of, task_federation
 
 from fedclade import load_federation, simulate
 from fedclade.core import DataError, Split
-from fedclade.data import ClientBlock, ClientTable, Federation, Pool, open_folder, write_federation, write_folder
+from fedclade.data import (
+    ClientBlock,
+    ClientTable,
+    Federation,
+    Pool,
+    open_folder,
+    write_federation,
+    write_folder,
+)
 from fedclade.training.data import ClientsData
 
 TRUTH, SIZES = [0, 1, 2, 0], [24, 7, 30, 12]
@@ -35,7 +43,9 @@ def same_examples(one: Federation, other: Federation) -> None:
     assert dict(one.true_clusters or {}) == dict(other.true_clusters or {})
     for client in one.ids:
         for split in get_args(Split):
-            for mine, theirs in zip(one.examples(client, split), other.examples(client, split), strict=True):
+            for mine, theirs in zip(
+                one.examples(client, split), other.examples(client, split), strict=True
+            ):
                 assert torch.equal(mine, theirs)
 
 
@@ -55,7 +65,13 @@ def test_clients_see_the_same_examples(tmp_path: Path):
 
 def test_images_are_turned_and_scaled_as_before(tmp_path: Path):
     plain = load_federation(
-        "digits", clients=6, shift="rotation", clusters=3, newcomers=2, test_samples=5, validation_fraction=0.1
+        "digits",
+        clients=6,
+        shift="rotation",
+        clusters=3,
+        newcomers=2,
+        test_samples=5,
+        validation_fraction=0.1,
     )
     found = written(plain, tmp_path / "out")
     same_examples(plain, found)
@@ -78,15 +94,24 @@ def test_targets_of_any_task_are_kept(task: Any, tmp_path: Path):
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
 def test_a_run_from_files_is_that_in_memory_bit_for_bit(source: str, engine: str, tmp_path: Path):
     plain = federation_of(TRUTH, SIZES)
-    wide = torch.cat([plain.pool.x, plain.pool.x[:, :2]], 1)  # products round alike where rows are of 16 bytes or more
+    wide = torch.cat(
+        [plain.pool.x, plain.pool.x[:, :2]], 1
+    )  # products round alike where rows are of 16 bytes or more
     plain = replace(plain, pool=replace(plain.pool, x=wide))
     if source == "turns":
-        plain = load_federation("digits", clients=4, shift="rotation", clusters=2, partition="power_law", seed=1)
+        plain = load_federation(
+            "digits", clients=4, shift="rotation", clusters=2, partition="power_law", seed=1
+        )
     runs = [
-        simulate("ifca", "mclr", federation, rounds=3, client_fraction=0.5, engine=engine, device="cpu")
+        simulate(
+            "ifca", "mclr", federation, rounds=3, client_fraction=0.5, engine=engine, device="cpu"
+        )
         for federation in (plain, written(plain, tmp_path / "out"))
     ]
-    mine, theirs = ([{k: v for k, v in row.items() if "seconds" not in k} for row in run.metric_rows] for run in runs)
+    mine, theirs = (
+        [{k: v for k, v in row.items() if "seconds" not in k} for row in run.metric_rows]
+        for run in runs
+    )
     assert mine == theirs
     for one, other in zip(runs[0].tree.nodes, runs[1].tree.nodes, strict=True):
         assert torch.equal(one.params, other.params)
@@ -94,7 +119,9 @@ def test_a_run_from_files_is_that_in_memory_bit_for_bit(source: str, engine: str
 
 @pytest.mark.parametrize("budget", [0, 2**30])
 def test_what_clients_train_on_is_the_same_kept_or_fetched(budget: int, tmp_path: Path):
-    plain = load_federation("digits", clients=4, shift="rotation", clusters=2, partition="power_law")
+    plain = load_federation(
+        "digits", clients=4, shift="rotation", clusters=2, partition="power_law"
+    )
     data = ClientsData(written(plain, tmp_path / "out"), torch.device("cpu"), budget)
     assert (data.bytes_kept > 0) == (budget > 0)
     for client in plain.ids:
@@ -142,8 +169,16 @@ def test_nothing_is_left_of_a_build_that_fails(tmp_path: Path):
         yield ClientBlock(torch.ones(3, 2), torch.tensor([0, 1, 1]), np.array([[2, 0, 1]]))
         yield ClientBlock(torch.ones(3, 2), torch.tensor([0, 1, 5]), np.array([[2, 0, 1]]))
 
-    like = Pool("two", torch.empty(0, 2), torch.empty(0, dtype=torch.int64), *[np.empty(0, np.int64)] * 3, outputs=2)
-    with pytest.raises(DataError, match=r"labels of the block of client 1 should lie in 0 .. 1, got 5"):
+    like = Pool(
+        "two",
+        torch.empty(0, 2),
+        torch.empty(0, dtype=torch.int64),
+        *[np.empty(0, np.int64)] * 3,
+        outputs=2,
+    )
+    with pytest.raises(
+        DataError, match=r"labels of the block of client 1 should lie in 0 .. 1, got 5"
+    ):
         write_folder(tmp_path / "out", like, blocks(), description="two")
     assert not list(tmp_path.iterdir())
 
@@ -155,8 +190,14 @@ def test_nothing_is_left_of_a_build_that_fails(tmp_path: Path):
             ClientBlock(torch.ones(3, 3), torch.tensor([0, 1, 1]), np.array([[2, 0, 1]])),
             "inputs of .* got torch.float32",
         ),
-        (ClientBlock(torch.ones(3, 2) / 0, torch.tensor([0, 1, 1]), np.array([[2, 0, 1]])), "NaN or infinite"),
-        (ClientBlock(torch.ones(3, 2), torch.tensor([0, 1, 1]), np.array([[2, 0, 2]])), "3 inputs, 3 targets and 4"),
+        (
+            ClientBlock(torch.ones(3, 2) / 0, torch.tensor([0, 1, 1]), np.array([[2, 0, 1]])),
+            "NaN or infinite",
+        ),
+        (
+            ClientBlock(torch.ones(3, 2), torch.tensor([0, 1, 1]), np.array([[2, 0, 2]])),
+            "3 inputs, 3 targets and 4",
+        ),
         (
             ClientBlock(torch.ones(3, 2), torch.tensor([0, 1, 1]), np.array([[2, 1, 0]])),
             r"client 0 needs .* \[2, 1, 0\]",
@@ -164,7 +205,13 @@ def test_nothing_is_left_of_a_build_that_fails(tmp_path: Path):
     ],
 )
 def test_blocks_of_no_use_are_refused(block: ClientBlock, told: str, tmp_path: Path):
-    like = Pool("two", torch.empty(0, 2), torch.empty(0, dtype=torch.int64), *[np.empty(0, np.int64)] * 3, outputs=2)
+    like = Pool(
+        "two",
+        torch.empty(0, 2),
+        torch.empty(0, dtype=torch.int64),
+        *[np.empty(0, np.int64)] * 3,
+        outputs=2,
+    )
     with pytest.raises(DataError, match=told):
         write_folder(tmp_path / "out", like, [block], description="two")
 
@@ -186,7 +233,11 @@ def spoil(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "damage", "told"),
     [
-        ("federation.json", Path.unlink, "is no folder of a federation: it has no federation.json; make one with"),
+        (
+            "federation.json",
+            Path.unlink,
+            "is no folder of a federation: it has no federation.json; make one with",
+        ),
         ("federation.json", cut, "cannot read .*federation.json"),
         ("clients.arrow", Path.unlink, "cannot read .*clients.arrow: No such file"),
         ("clients.arrow", flip, "clients.arrow is damaged: its SHA-256"),
@@ -218,7 +269,9 @@ def test_to_another_process_travels_the_path_and_not_the_examples(tmp_path: Path
     assert again.fingerprint == found.fingerprint
     write_federation(federation_of(TRUTH, [9, 9, 9, 9]), tmp_path / "other")
     (tmp_path / "out").rename(tmp_path / "away")
-    with pytest.raises(DataError, match=r"out is not there; a run from a folder of data needs it on every machine"):
+    with pytest.raises(
+        DataError, match=r"out is not there; a run from a folder of data needs it on every machine"
+    ):
         pickle.loads(sent)
     (tmp_path / "other").rename(tmp_path / "out")
     with pytest.raises(DataError, match="holds other data than where the run began"):

@@ -33,7 +33,15 @@ def test_numbers_stay_and_texts_are_encoded_by_category() -> None:
     assert [client.name for client in made.clients] == ["south", "north"]
     columns = made.pool.columns
     assert columns is not None
-    assert columns.inputs == ("age", "ward=a", "ward=b", "ward=c", "smokes=false", "smokes=true", "days")
+    assert columns.inputs == (
+        "age",
+        "ward=a",
+        "ward=b",
+        "ward=c",
+        "smokes=false",
+        "smokes=true",
+        "days",
+    )
     assert columns.labels == ("no", "yes")
     assert made.pool.x[:2].tolist() == [[30, 0, 1, 0, 0, 1, 0.5], [41, 1, 0, 0, 1, 0, 1.5]]
     assert made.pool.y.tolist() == [0, 1] * 4
@@ -55,7 +63,9 @@ def test_numbers_stay_and_texts_are_encoded_by_category() -> None:
         (("smokes",), "multilabel", [[1.0], [0.0]], "multilabel"),
     ],
 )
-def test_the_target_or_the_user_says_the_task(target: Any, task: Any, y: list[Any], kind: str) -> None:
+def test_the_target_or_the_user_says_the_task(
+    target: Any, task: Any, y: list[Any], kind: str
+) -> None:
     pool = federation_from_frame(TABLE, "hospital", target, inputs=("ward",), task=task).pool
     assert (pool.task, pool.y[:2].tolist()) == (kind, y)
 
@@ -73,7 +83,12 @@ def test_frames_that_give_arrow_data_are_read_as_polars_are() -> None:
     class Frame:
         def to_arrow(self) -> pa.Table:
             return TABLE.cast(
-                pa.schema([(f.name, pa.large_string() if f.type == pa.string() else f.type) for f in TABLE.schema])
+                pa.schema(
+                    [
+                        (f.name, pa.large_string() if f.type == pa.string() else f.type)
+                        for f in TABLE.schema
+                    ]
+                )
             )
 
     assert federation_from_frame(Frame(), "hospital", "back").fingerprint == (
@@ -93,18 +108,38 @@ def test_a_column_of_texts_can_be_the_input() -> None:
     [
         ({}, {"target": []}, "target should name at least 1 column, got ()"),
         ({}, {"target": "bck"}, "unknown column of the data frame: 'bck'; did you mean 'back'?"),
-        ({}, {"client": "hospitl"}, "unknown column of the data frame: 'hospitl'; did you mean 'hospital'?"),
-        ({}, {"inputs": ("agee",)}, "unknown column of the data frame: 'agee'; did you mean 'age'?"),
-        ({}, {"inputs": ("age", "back")}, "inputs should be other columns than target and client, got 'back'"),
+        (
+            {},
+            {"client": "hospitl"},
+            "unknown column of the data frame: 'hospitl'; did you mean 'hospital'?",
+        ),
+        (
+            {},
+            {"inputs": ("agee",)},
+            "unknown column of the data frame: 'agee'; did you mean 'age'?",
+        ),
+        (
+            {},
+            {"inputs": ("age", "back")},
+            "inputs should be other columns than target and client, got 'back'",
+        ),
         (
             {"age": [1, 2, None, 4, 5, 6, 7, None]},
             {},
             "column 'age' has an empty cell in row 3 (and 1 more); fill it in",
         ),
-        ({"ward": ["a"] * 7 + [""]}, {}, "the data frame: column 'ward' has an empty cell in row 8; fill it in"),
+        (
+            {"ward": ["a"] * 7 + [""]},
+            {},
+            "the data frame: column 'ward' has an empty cell in row 8; fill it in",
+        ),
         ({"hospital": ["a"] * 7 + [None]}, {}, "column 'hospital' has an empty cell in row 8"),
         ({"days": [float("inf")] * 8}, {}, "column 'days' has inf in row 1 (and 7 more)"),
-        ({"age": [[1]] * 8}, {}, "column 'age' should hold numbers or texts, got list<item: int64>"),
+        (
+            {"age": [[1]] * 8},
+            {},
+            "column 'age' should hold numbers or texts, got list<item: int64>",
+        ),
         ({"hospital": ["a"] * 7 + ["b"]}, {}, "client 'b' has 1 example, but needs 2"),
         (
             {"back": [0, 1, 2, -1] * 2},
@@ -116,8 +151,16 @@ def test_a_column_of_texts_can_be_the_input() -> None:
             {},
             "the target 'back' has whole numbers up to 99,000; say whether these are labels or",
         ),
-        ({"back": ["a", "b", "c", "d"] * 2}, {"task": "binary"}, "should have 2 different values, got 4: a, b, c, d"),
-        ({}, {"task": "regression"}, "the target 'back' of a regression should be numbers, got texts"),
+        (
+            {"back": ["a", "b", "c", "d"] * 2},
+            {"task": "binary"},
+            "should have 2 different values, got 4: a, b, c, d",
+        ),
+        (
+            {},
+            {"task": "regression"},
+            "the target 'back' of a regression should be numbers, got texts",
+        ),
         (
             {},
             {"target": ("age", "ward")},
@@ -133,29 +176,49 @@ def test_a_column_of_texts_can_be_the_input() -> None:
             {"target": ("days", "age"), "task": "multilabel"},
             "the target 'age' of a multilabel task should be 0 or 1, got 0.5",
         ),
-        ({}, {"task": "language"}, "the task of a table should be classification, binary, multilabel or regression"),
-        ({}, {"text": "ward", "inputs": ("age",)}, "text = 'ward' is the only input; leave out inputs = ['age']"),
-        ({"ward": [str(k) for k in range(8)]}, {}, "column 'ward' holds 8 different texts, too many to encode by"),
+        (
+            {},
+            {"task": "language"},
+            "the task of a table should be classification, binary, multilabel or regression",
+        ),
+        (
+            {},
+            {"text": "ward", "inputs": ("age",)},
+            "text = 'ward' is the only input; leave out inputs = ['age']",
+        ),
+        (
+            {"ward": [str(k) for k in range(8)]},
+            {},
+            "column 'ward' holds 8 different texts, too many to encode by",
+        ),
     ],
 )
-def test_tables_that_cannot_be_used(changes: Any, given: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_that_cannot_be_used(
+    changes: Any, given: Any, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("fedclade.data.columns.MOST_CATEGORIES", 7)
     with pytest.raises(FedcladeError) as caught:
-        federation_from_frame(pa.table(COLUMNS | changes), **{"client": "hospital", "target": "back"} | given)
+        federation_from_frame(
+            pa.table(COLUMNS | changes), **{"client": "hospital", "target": "back"} | given
+        )
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_numbers_are_scaled_before_they_lose_digits() -> None:
     seconds = pa.table(COLUMNS | {"days": [1.7e9 + day for day in range(8)]})
-    made = federation_from_frame(seconds, "hospital", "back", inputs=("days",), standardize="federated")
+    made = federation_from_frame(
+        seconds, "hospital", "back", inputs=("days",), standardize="federated"
+    )
     steps = made.pool.x[1:] - made.pool.x[:-1]
     assert steps.min() > 0
     torch.testing.assert_close(steps, steps[:1].expand_as(steps))
 
 
 def test_something_that_is_no_frame_is_refused() -> None:
-    with pytest.raises(FedcladeError, match="the data frame should be one of pandas or polars, or Arrow's, got 7"):
+    with pytest.raises(
+        FedcladeError, match="the data frame should be one of pandas or polars, or Arrow's, got 7"
+    ):
         federation_from_frame(7, "hospital", "back")
 
 
@@ -165,27 +228,48 @@ def test_a_column_of_several_types_is_refused_by_its_name() -> None:
     frame = pandas.DataFrame({"hospital": ["a", "b"], "age": [1, "x"], "back": [0, 1]})
     with pytest.raises(FedcladeError) as caught:
         federation_from_frame(frame, "hospital", "back")
-    assert str(caught.value).startswith("the data frame should have values of one type in each column: Could not")
+    assert str(caught.value).startswith(
+        "the data frame should have values of one type in each column: Could not"
+    )
     assert "Conversion failed for column age with type object" in str(caught.value)
 
 
 def test_bytes_are_refused() -> None:
-    with pytest.raises(FedcladeError, match="the data frame: column 'ward' holds bytes and no texts; leave it out by"):
+    with pytest.raises(
+        FedcladeError,
+        match="the data frame: column 'ward' holds bytes and no texts; leave it out by",
+    ):
         federation_from_frame(pa.table(COLUMNS | {"ward": [b"a"] * 8}), "hospital", "back")
 
 
 def of_sheets(*columns: dict[str, list[Any]]) -> Any:
-    sheets = [Sheet(pa.table(each), f"{name}.csv", name) for name, each in zip("abc", columns, strict=False)]
+    sheets = [
+        Sheet(pa.table(each), f"{name}.csv", name)
+        for name, each in zip("abc", columns, strict=False)
+    ]
     return federation_from_sheets(sheets, ColumnChoice(("y",)), "files", OwnSettings())
 
 
 def test_categories_are_those_of_all_clients() -> None:
-    made = of_sheets({"x": ["u", "w"], "y": [0, 1]}, {"x": ["v", "u"], "y": [0, 1]}, {"x": ["u", "u"], "y": [0, 0]})
-    assert made.pool.x.tolist() == [[1, 0, 0], [0, 0, 1], [0, 1, 0], [1, 0, 0], [1, 0, 0], [1, 0, 0]]
+    made = of_sheets(
+        {"x": ["u", "w"], "y": [0, 1]},
+        {"x": ["v", "u"], "y": [0, 1]},
+        {"x": ["u", "u"], "y": [0, 0]},
+    )
+    assert made.pool.x.tolist() == [
+        [1, 0, 0],
+        [0, 0, 1],
+        [0, 1, 0],
+        [1, 0, 0],
+        [1, 0, 0],
+        [1, 0, 0],
+    ]
 
 
 def test_whole_numbers_in_one_file_are_numbers_as_in_the_others() -> None:
-    assert of_sheets({"x": [1, 2], "y": [0.5, 1]}, {"x": [1.5, 2], "y": [3, 4]}).pool.y.tolist() == [0.5, 1, 3, 4]
+    assert of_sheets(
+        {"x": [1, 2], "y": [0.5, 1]}, {"x": [1.5, 2], "y": [3, 4]}
+    ).pool.y.tolist() == [0.5, 1, 3, 4]
 
 
 @pytest.mark.parametrize(
@@ -201,7 +285,11 @@ def test_whole_numbers_in_one_file_are_numbers_as_in_the_others() -> None:
             {"x": ["1", "?"], "y": [0, 1]},
             "column 'x' should hold the same kind of values everywhere, got whole numbers in a.csv and texts in b.csv",
         ),
-        ({"x": [1, 2], "y": [0, 1]}, {"x": [None, None], "y": [0, 1]}, "b.csv: column 'x' has an empty cell in row 1"),
+        (
+            {"x": [1, 2], "y": [0, 1]},
+            {"x": [None, None], "y": [0, 1]},
+            "b.csv: column 'x' has an empty cell in row 1",
+        ),
         ({"x": [1, 2], "y": [0, 1]}, {"x": [], "y": []}, "b.csv has no rows"),
         ({"y": [0, 1]}, {"y": [0, 1]}, "a.csv has no column to predict from besides 'y'"),
     ],

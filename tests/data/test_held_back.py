@@ -36,7 +36,9 @@ WAYS = [{"samples_per_client": 50}, {}, {"partition": "label_groups", "shift": "
 
 @pytest.mark.parametrize("settings", WAYS)
 def test_newcomers_are_like_the_others_but_none_of_them(settings: dict[str, Any]):
-    federation, late = loaded(**{"shift": "label_swap", "clusters": 4, "validation_fraction": 0.2, **settings})
+    federation, late = loaded(
+        **{"shift": "label_swap", "clusters": 4, "validation_fraction": 0.2, **settings}
+    )
     assert federation.ids == tuple(range(8))
     assert late.ids == tuple(range(8, 14))
     assert [client.key for client in late.clients] == list(range(8, 14))
@@ -86,13 +88,17 @@ def held_back(seed: int) -> Federation:
 def test_what_clients_were_tested_on_is_not_given_to_newcomers_again():
     federation, late = loaded(**OWN, samples_per_client=100)
     everyone = [*federation.clients, *late.clients]
-    every = np.concatenate([indices for client in everyone for indices in (client.train, client.test)])
+    every = np.concatenate(
+        [indices for client in everyone for indices in (client.train, client.test)]
+    )
     assert len(every) == len(np.unique(every))
     assert np.isin(every, federation.pool.test).any(), "which is shared out as well"
 
 
 def test_natural_newcomers_are_other_people():
-    federation, late = loaded(source="synthetic", partition="natural", clients=4, newcomers=3, newcomer_samples=9)
+    federation, late = loaded(
+        source="synthetic", partition="natural", clients=4, newcomers=3, newcomer_samples=9
+    )
     names = [client.name for client in (*federation.clients, *late.clients)]
     assert len(set(names)) == 7
     natural = late.pool.natural
@@ -117,11 +123,16 @@ def test_too_few_examples_are_left():
 
 
 def test_an_even_partition_names_the_client_that_falls_short():
-    with pytest.raises(DataError, match=r"samples_per_client=150 is more than partition 'iid' has for client \d+: 10"):
+    with pytest.raises(
+        DataError,
+        match=r"samples_per_client=150 is more than partition 'iid' has for client \d+: 10",
+    ):
         loaded(newcomer_samples=150)
 
 
-@pytest.mark.parametrize(("settings", "told"), [({"newcomers": -2}, "newcomers.clients should be at least 0, got -2")])
+@pytest.mark.parametrize(
+    ("settings", "told"), [({"newcomers": -2}, "newcomers.clients should be at least 0, got -2")]
+)
 def test_settings_out_of_range_are_refused(settings: dict[str, Any], told: str):
     with pytest.raises(ConfigError, match=re.escape(told)):
         load_federation(**settings)

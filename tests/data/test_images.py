@@ -35,7 +35,9 @@ def test_digits() -> None:
 
 
 def test_mnist_from_a_folder(write_parquet: Write, png: Png, tmp_path: Path) -> None:
-    write_parquet("mnist/train.parquet", {"image": [png(grey(v)) for v in (10, 20, 30)], "label": [1, 0, 9]})
+    write_parquet(
+        "mnist/train.parquet", {"image": [png(grey(v)) for v in (10, 20, 30)], "label": [1, 0, 9]}
+    )
     write_parquet("mnist/test.parquet", {"image": [png(grey(40))], "label": [7]})
     pool = load_pool("mnist", data_dir=tmp_path / "data")
     assert pool.x.shape == (4, 1, 28, 28)
@@ -72,7 +74,11 @@ def test_cifar10_has_its_colours_first(write_parquet: Write, png: Png, tmp_path:
 def test_femnist_in_the_hubs_layout_has_writers_and_no_test_split(
     write_parquet: Write, png: Png, tmp_path: Path
 ) -> None:
-    columns = {"image": [png(grey(1)), png(grey(2))], "writer_id": ["f01", "f00"], "character": [61, 0]}
+    columns = {
+        "image": [png(grey(1)), png(grey(2))],
+        "writer_id": ["f01", "f00"],
+        "character": [61, 0],
+    }
     write_parquet("femnist/train.parquet", columns)
     pool = load_pool("femnist", data_dir=tmp_path / "data")
     assert pool.natural is not None
@@ -80,11 +86,17 @@ def test_femnist_in_the_hubs_layout_has_writers_and_no_test_split(
     assert (pool.y.tolist(), pool.outputs, len(pool.test)) == ([61, 0], 62, 0)
 
 
-@pytest.mark.parametrize(("characters", "labels"), [("all", [61, 0, 36, 40, 35]), ("lowercase", [25, 0, 4])])
+@pytest.mark.parametrize(
+    ("characters", "labels"), [("all", [61, 0, 36, 40, 35]), ("lowercase", [25, 0, 4])]
+)
 def test_femnist_with_small_letters_alone(
     characters: str, labels: list[int], write_parquet: Write, png: Png, tmp_path: Path
 ) -> None:
-    columns = {"image": [png(grey(n)) for n in range(5)], "writer_id": [*"abcde"], "character": [61, 0, 36, 40, 35]}
+    columns = {
+        "image": [png(grey(n)) for n in range(5)],
+        "writer_id": [*"abcde"],
+        "character": [61, 0, 36, 40, 35],
+    }
     write_parquet("femnist/train.parquet", columns)
     pool = load_pool("femnist", data_dir=tmp_path / "data", characters=characters)
     assert pool.y[pool.train].tolist() == pool.groups[pool.train].tolist() == labels
@@ -97,21 +109,33 @@ def test_femnist_with_small_letters_alone(
         assert {*client.train, *client.test} <= {0, 2, 3}, "nobody gets what is no small letter"
 
 
-def test_femnist_with_other_characters_is_refused(write_parquet: Write, png: Png, tmp_path: Path) -> None:
-    write_parquet("femnist/train.parquet", {"image": [png(grey(1))], "writer_id": ["a"], "character": [61]})
-    with pytest.raises(ConfigError, match=r"characters .*should be 'all' or 'lowercase', got 'upper'"):
+def test_femnist_with_other_characters_is_refused(
+    write_parquet: Write, png: Png, tmp_path: Path
+) -> None:
+    write_parquet(
+        "femnist/train.parquet", {"image": [png(grey(1))], "writer_id": ["a"], "character": [61]}
+    )
+    with pytest.raises(
+        ConfigError, match=r"characters .*should be 'all' or 'lowercase', got 'upper'"
+    ):
         load_pool("femnist", data_dir=tmp_path / "data", characters="upper")
 
 
 def leaf(**users: tuple[list[Any], list[Any]]) -> dict[str, Any]:
     data = {user: {"x": x, "y": y} for user, (x, y) in users.items()}
-    return {"users": list(users), "num_samples": [len(y) for _, y in users.values()], "user_data": data}
+    return {
+        "users": list(users),
+        "num_samples": [len(y) for _, y in users.values()],
+        "user_data": data,
+    }
 
 
 def test_femnist_in_leafs_layout(write_json: Write, tmp_path: Path) -> None:
     row = [0.0] * 784
     row[1] = 1.0  # top row, second pixel
-    write_json("femnist/train/all_data_0.json", leaf(ann=([row, row], [3, 4]), bob=([[0.5] * 784], [61])))
+    write_json(
+        "femnist/train/all_data_0.json", leaf(ann=([row, row], [3, 4]), bob=([[0.5] * 784], [61]))
+    )
     write_json("femnist/test/all_data_0.json", leaf(ann=([row], [5])))
     pool = load_pool("femnist", data_dir=tmp_path / "data")
     assert pool.natural is not None
@@ -137,7 +161,10 @@ def test_leaf_files_without_a_split_are_all_for_training(write_json: Write, tmp_
         ([1, 2], "data.json is not laid out as LEAF JSON"),
         (leaf(ann=([[0.0] * 784], [])), "data.json: user 'ann' has 1 inputs x but 0 targets y"),
         (leaf(ann=([[0.0] * 783], [1])), "x should hold 784 numbers from 0 to 1 for each image"),
-        (leaf(ann=([[0.0] * 784], [62])), "column 'y' should hold whole numbers from 0 to 61, got 62 in row 0"),
+        (
+            leaf(ann=([[0.0] * 784], [62])),
+            "column 'y' should hold whole numbers from 0 to 61, got 62 in row 0",
+        ),
     ],
 )
 def test_bad_leaf_files(write_json: Write, tmp_path: Path, content: Any, message: str) -> None:
@@ -157,8 +184,12 @@ def test_a_file_that_is_not_json(tmp_path: Path) -> None:
     assert f"cannot read {file}, which should be LEAF JSON: Expecting" in str(caught.value)
 
 
-@pytest.mark.parametrize("cell", [{"bytes": b"no picture", "path": None}, {"bytes": None, "path": "x.png"}])
-def test_an_image_that_cannot_be_decoded(write_parquet: Write, png: Png, tmp_path: Path, cell: Any) -> None:
+@pytest.mark.parametrize(
+    "cell", [{"bytes": b"no picture", "path": None}, {"bytes": None, "path": "x.png"}]
+)
+def test_an_image_that_cannot_be_decoded(
+    write_parquet: Write, png: Png, tmp_path: Path, cell: Any
+) -> None:
     file = write_parquet("mnist/train.parquet", {"image": [png(grey(1)), cell], "label": [1, 2]})
     write_parquet("mnist/test.parquet", {"image": [png(grey(1))], "label": [1]})
     with pytest.raises(DataError) as caught:
@@ -167,8 +198,13 @@ def test_an_image_that_cannot_be_decoded(write_parquet: Write, png: Png, tmp_pat
 
 
 def test_an_image_of_another_size(write_parquet: Write, png: Png, tmp_path: Path) -> None:
-    file = write_parquet("mnist/train.parquet", {"image": [png(grey(1)), png(grey(1, 20))], "label": [1, 2]})
+    file = write_parquet(
+        "mnist/train.parquet", {"image": [png(grey(1)), png(grey(1, 20))], "label": [1, 2]}
+    )
     write_parquet("mnist/test.parquet", {"image": [png(grey(1))], "label": [1]})
     with pytest.raises(DataError) as caught:
         load_pool("mnist", data_dir=tmp_path / "data")
-    assert str(caught.value) == f"{file}: images in column 'image' should be 28×28 pixels, got 20×20 in row 1"
+    assert (
+        str(caught.value)
+        == f"{file}: images in column 'image' should be 28×28 pixels, got 20×20 in row 1"
+    )

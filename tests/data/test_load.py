@@ -29,13 +29,17 @@ def test_defaults() -> None:
     assert [client.name for client in federation.clients[:2]] == ["client-0", "client-1"]
     assert sorted(all_indices(federation)) == sorted(DIGITS.train)
     assert federation.true_clusters is None
-    assert all(client.label_map is None and len(client.validation) == 0 for client in federation.clients)
+    assert all(
+        client.label_map is None and len(client.validation) == 0 for client in federation.clients
+    )
 
 
 def test_shift_makes_known_clusters_that_share_their_view() -> None:
     federation = load_federation(clients=8, shift="label_swap")
     assert str(federation) == "digits, 8 clients, partition iid, shift label_swap, 4 clusters"
-    assert str(load_federation(clients=8, shift="label_swap", clusters=1)).endswith("shift label_swap, 1 cluster")
+    assert str(load_federation(clients=8, shift="label_swap", clusters=1)).endswith(
+        "shift label_swap, 1 cluster"
+    )
     assert federation.true_clusters == {0: 0, 1: 1, 2: 2, 3: 3, 4: 0, 5: 1, 6: 2, 7: 3}
     for client in federation.clients[:4]:
         assert client.label_map is federation.by_id[client.id + 4].label_map
@@ -46,7 +50,10 @@ def test_shift_makes_known_clusters_that_share_their_view() -> None:
 
 
 def test_the_seed_draws_the_shift() -> None:
-    maps = {str([c.label_map for c in load_federation(DIGITS, shift="label_swap", seed=s).clients]) for s in range(5)}
+    maps = {
+        str([c.label_map for c in load_federation(DIGITS, shift="label_swap", seed=s).clients])
+        for s in range(5)
+    }
     assert len(maps) == 5
 
 
@@ -84,13 +91,18 @@ def test_with_like_clients_all_are_tested_on_the_one_test_split(partition: str) 
     ("partition", "arguments"),
     [("pathological", {}), ("dirichlet", {"alpha": 0.3}), ("shards", {}), ("label_groups", {})],
 )
-def test_with_unlike_clients_each_is_tested_on_its_own_labels(partition: str, arguments: dict[str, Any]) -> None:
+def test_with_unlike_clients_each_is_tested_on_its_own_labels(
+    partition: str, arguments: dict[str, Any]
+) -> None:
     federation = load_federation(clients=10, partition=partition, partition_arguments=arguments)
     assert federation.clients
     for client in federation.clients:
         assert len(set(client.test)) == len(client.test), "without replacement"
         assert np.isin(client.test, DIGITS.test).all()
-        train, test = (np.bincount(DIGITS.groups[indices], minlength=10) for indices in (client.train, client.test))
+        train, test = (
+            np.bincount(DIGITS.groups[indices], minlength=10)
+            for indices in (client.train, client.test)
+        )
         expected = train / train.sum() * test.sum()
         assert np.abs(test - expected).max() < 1, "proportions, up to rounding"
         there = np.bincount(DIGITS.groups[DIGITS.test], minlength=10)
@@ -104,13 +116,16 @@ def test_labels_that_the_test_split_lacks_are_left_out(make_pool: MakePool) -> N
     federation = load_federation(pool, clients=2, partition="label_groups", clusters=2)
     assert set(pool.groups[federation.clients[1].test]) == {2}
     with pytest.raises(
-        DataError, match=r"client 3 cannot be tested: none of its labels \[3\] is in the test split of toy"
+        DataError,
+        match=r"client 3 cannot be tested: none of its labels \[3\] is in the test split of toy",
     ):
         load_federation(pool, clients=4, partition="label_groups", clusters=4)
 
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=12), st.integers(0, 500))
-def test_proportional_division_is_whole_and_within_one_of_the_exact(counts: list[int], total: int) -> None:
+def test_proportional_division_is_whole_and_within_one_of_the_exact(
+    counts: list[int], total: int
+) -> None:
     shares = divide_proportionally(np.asarray(counts), total)
     assert shares.sum() == total
     assert (np.abs(shares - np.asarray(counts) * total / sum(counts)) < 1).all()
@@ -122,11 +137,15 @@ def test_power_law_clients_are_tested_on_a_tenth_of_their_own() -> None:
     assert everybody == [(train, max(1, round(0.1 * (train + test)))) for train, test in everybody]
     given_out = all_indices(federation)
     assert len(np.unique(given_out)) == len(given_out)
-    assert np.isin(DIGITS.test, given_out).mean() > 0.8, "the source's test split is shared out, too"
+    assert np.isin(DIGITS.test, given_out).mean() > 0.8, (
+        "the source's test split is shared out, too"
+    )
 
 
 def test_power_law_with_newcomers_gives_no_example_twice() -> None:
-    federation = load_federation(clients=8, partition="power_law", newcomers=4, samples_per_client=30)
+    federation = load_federation(
+        clients=8, partition="power_law", newcomers=4, samples_per_client=30
+    )
     assert federation.newcomers is not None
     given_out = np.concatenate([all_indices(federation), all_indices(federation.newcomers)])
     assert len(np.unique(given_out)) == len(given_out)
@@ -135,7 +154,11 @@ def test_power_law_with_newcomers_gives_no_example_twice() -> None:
 @pytest.mark.parametrize("fraction", [0.1, 0.5])
 def test_the_part_that_clients_are_tested_on(fraction: float) -> None:
     federation = load_federation(
-        "synthetic", clients=4, partition="natural", test_fraction=fraction, source_arguments={"clients": 4}
+        "synthetic",
+        clients=4,
+        partition="natural",
+        test_fraction=fraction,
+        source_arguments={"clients": 4},
     )
     assert federation.clients
     for client in federation.clients:
@@ -149,7 +172,9 @@ def test_images_scaled_by_pixel() -> None:
     expected = (x - x.mean(0)) / (x.std(0) + 0.001)
     assert scaled.x.dtype == torch.float32
     np.testing.assert_allclose(scaled.x.numpy(), expected, rtol=1e-4, atol=1e-5)
-    assert torch.equal(scaled.inputs(np.arange(3)), scaled.x[:3]), "they reach the model as they are"
+    assert torch.equal(scaled.inputs(np.arange(3)), scaled.x[:3]), (
+        "they reach the model as they are"
+    )
     assert scaled.schema.scaled is None
     always_black = DIGITS.x.float().std(0) == 0
     assert always_black.any()
@@ -166,7 +191,10 @@ def test_images_scaled_to_the_unit_interval() -> None:
 
 @pytest.mark.parametrize("scaling", ["unit", "pixel"])
 def test_only_images_are_scaled_otherwise(scaling: str) -> None:
-    with pytest.raises(ConfigError, match="scaling should be 'source' for synthetic, whose inputs are not images of"):
+    with pytest.raises(
+        ConfigError,
+        match="scaling should be 'source' for synthetic, whose inputs are not images of",
+    ):
         load_federation("synthetic", partition="natural", scaling=scaling)
     with pytest.raises(ConfigError, match="unknown scaling 'pixle'; did you mean 'pixel'"):
         load_federation(scaling="pixle")
@@ -174,12 +202,16 @@ def test_only_images_are_scaled_otherwise(scaling: str) -> None:
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0])
 def test_test_fraction_out_of_range(fraction: float) -> None:
-    with pytest.raises(ConfigError, match=f"test_fraction should be greater than 0 and less than 1, got {fraction}"):
+    with pytest.raises(
+        ConfigError, match=f"test_fraction should be greater than 0 and less than 1, got {fraction}"
+    ):
         load_federation(test_fraction=fraction)
 
 
 def test_natural_clients_hold_back_a_fifth_and_keep_their_names() -> None:
-    federation = load_federation("synthetic", clients=5, partition="natural", source_arguments={"clients": 9})
+    federation = load_federation(
+        "synthetic", clients=5, partition="natural", source_arguments={"clients": 9}
+    )
     pool = federation.pool
     assert federation.clients
     for client in federation.clients:
@@ -189,30 +221,49 @@ def test_natural_clients_hold_back_a_fifth_and_keep_their_names() -> None:
         assert len(client.test) == round(0.2 * len(own))
 
 
-def test_natural_clients_are_tested_on_their_own_part_of_the_test_split_if_all_have_one(make_pool: MakePool) -> None:
+def test_natural_clients_are_tested_on_their_own_part_of_the_test_split_if_all_have_one(
+    make_pool: MakePool,
+) -> None:
     pool = make_pool(train=10, test=6, owners=[*"aaaaabbbbb", *"aaabbc"])
     federation = load_federation(pool, clients=2, partition="natural")
     assert [client.test.tolist() for client in federation.clients] == [[10, 11, 12], [13, 14]]
     assert [len(client.train) for client in federation.clients] == [5, 5]
     pool = make_pool(train=10, test=6, owners=[*"aaaaabbbbb", *"aaaaac"])
     federation = load_federation(pool, clients=2, partition="natural")
-    assert [(len(client.train), len(client.test)) for client in federation.clients] == [(4, 1), (4, 1)]
+    assert [(len(client.train), len(client.test)) for client in federation.clients] == [
+        (4, 1),
+        (4, 1),
+    ]
 
 
 def test_everyone_the_data_knows() -> None:
     arguments = {"clients": 7}
-    assert len(load_federation("synthetic", clients=None, partition="natural", source_arguments=arguments)) == 7
+    assert (
+        len(
+            load_federation(
+                "synthetic", clients=None, partition="natural", source_arguments=arguments
+            )
+        )
+        == 7
+    )
 
 
 def test_held_back_examples_keep_to_test_samples(make_pool: MakePool) -> None:
     federation = load_federation(make_pool(train=100, test=0), clients=2, test_samples=3)
-    assert [(len(client.train), len(client.test)) for client in federation.clients] == [(47, 3), (47, 3)]
+    assert [(len(client.train), len(client.test)) for client in federation.clients] == [
+        (47, 3),
+        (47, 3),
+    ]
 
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(1, 30), st.floats(0, 0.9), st.integers(2, 40))
-def test_validation_is_a_part_of_the_training_examples(clients: int, fraction: float, samples: int) -> None:
-    federation = load_federation(DIGITS, clients=clients, samples_per_client=samples, validation_fraction=fraction)
+def test_validation_is_a_part_of_the_training_examples(
+    clients: int, fraction: float, samples: int
+) -> None:
+    federation = load_federation(
+        DIGITS, clients=clients, samples_per_client=samples, validation_fraction=fraction
+    )
     expected = max(1, min(round(fraction * samples), samples - 1)) if fraction else 0
     for client in federation.clients:
         assert (len(client.validation), len(client.train)) == (expected, samples - expected)
@@ -250,12 +301,18 @@ def test_examples_are_not_copied_for_a_client() -> None:
         ({"seed": -1}, "seed should be at least 0, got -1"),
         ({"test_samples": 0}, "test_samples should be at least 1, got 0"),
         ({"shift": "label_swap", "clusters": 0}, "clusters should be at least 1, got 0"),
-        ({"shift": "label_swap", "clusters": 21}, "clusters should be from 1 to the number of clients (20), got 21"),
+        (
+            {"shift": "label_swap", "clusters": 21},
+            "clusters should be from 1 to the number of clients (20), got 21",
+        ),
         (
             {"partition": "label_groups", "clusters": 21},
             "clusters should be from 1 to the number of clients (20), got 21",
         ),
-        ({"clusters": 4}, "1 or left out when there is neither a shift nor partition 'label_groups', got 4"),
+        (
+            {"clusters": 4},
+            "1 or left out when there is neither a shift nor partition 'label_groups', got 4",
+        ),
         (
             {"partition": "label_groups", "shift": "label_swap"},
             "shift should be 'none' with partition 'label_groups', which makes clusters itself, got 'label_swap'",
@@ -264,8 +321,14 @@ def test_examples_are_not_copied_for_a_client() -> None:
             {"partition": "label_groups", "partition_arguments": {"clusters": 2}},
             "partition_arguments should be without 'clusters', which is a setting of its own, got {'clusters': 2}",
         ),
-        ({"partition_arguments": {"alpha": 1}}, "unknown key of partition 'iid': 'alpha' (known: tests)"),
-        ({"source_arguments": {"alpha": 1}}, "unknown key of data source 'digits': 'alpha' (it takes none)"),
+        (
+            {"partition_arguments": {"alpha": 1}},
+            "unknown key of partition 'iid': 'alpha' (known: tests)",
+        ),
+        (
+            {"source_arguments": {"alpha": 1}},
+            "unknown key of data source 'digits': 'alpha' (it takes none)",
+        ),
         (
             {"source": DIGITS, "source_arguments": {"a": 1}},
             "source_arguments should be empty unless the source is given by",
@@ -285,14 +348,20 @@ def test_several_wrong_settings_are_one_error() -> None:
 
 
 def client(number: int, train: int = 1, test: int = 1) -> ClientData:
-    return ClientData(number, f"client-{number}", number, np.arange(train), np.arange(0), np.arange(test))
+    return ClientData(
+        number, f"client-{number}", number, np.arange(train), np.arange(0), np.arange(test)
+    )
 
 
 @pytest.mark.parametrize(
     ("clients", "clusters", "message"),
     [
         ((), None, "a federation should have at least 1 client, got 0"),
-        ((client(1), client(1)), None, "client ids should be distinct, got these more than once: [1]"),
+        (
+            (client(1), client(1)),
+            None,
+            "client ids should be distinct, got these more than once: [1]",
+        ),
         (
             (client(0), client(1, train=0)),
             None,

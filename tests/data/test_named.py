@@ -80,40 +80,76 @@ def test_a_partition_of_ones_own_has_options_and_may_return_plain_indices(own: N
     limited = partition_pool(DIGITS, "users_data:halves", clients=2, samples_per_client=5)
     assert [len(indices) for indices in limited.indices] == [5, 5]
     assert partition_pool(DIGITS, "users_data:named", clients=2).names == ["a", "b"]
-    assert find_partition("users_data:halves").description == "The left part, and the rest. In order"
+    assert (
+        find_partition("users_data:halves").description == "The left part, and the rest. In order"
+    )
 
 
 def test_newcomers_to_a_partition_of_ones_own_are_drawn_from_among_all(own: None) -> None:
     federation = load_federation(
-        DIGITS, clients=1, newcomers=1, samples_per_client=20, partition="users_data:halves", test_fraction=0.5
+        DIGITS,
+        clients=1,
+        newcomers=1,
+        samples_per_client=20,
+        partition="users_data:halves",
+        test_fraction=0.5,
     )
     assert federation.newcomers is not None
     half = len(DIGITS.train) // 2
-    starts = {bool(each.clients[0].train.min() >= DIGITS.train[half]) for each in (federation, federation.newcomers)}
+    starts = {
+        bool(each.clients[0].train.min() >= DIGITS.train[half])
+        for each in (federation, federation.newcomers)
+    }
     assert starts == {False, True}
 
 
 @pytest.mark.parametrize(
     ("name", "clients", "message"),
     [
-        ("halves", 3, "partition 'users_data:halves' should give each of 3 clients its examples, got those of 2"),
+        (
+            "halves",
+            3,
+            "partition 'users_data:halves' should give each of 3 clients its examples, got those of 2",
+        ),
         ("outside", 2, "partition 'users_data:outside' should give indices in pool.train, got "),
-        ("twice", 2, "partition 'users_data:twice' should give every example to one client alone, and gives"),
-        ("nothing", 2, "partition 'users_data:nothing' should give every client examples, and gives client 1 none"),
-        ("words", 2, "the indices of client 0 by partition 'users_data:words' should be an array [n] of whole numbers"),
+        (
+            "twice",
+            2,
+            "partition 'users_data:twice' should give every example to one client alone, and gives",
+        ),
+        (
+            "nothing",
+            2,
+            "partition 'users_data:nothing' should give every client examples, and gives client 1 none",
+        ),
+        (
+            "words",
+            2,
+            "the indices of client 0 by partition 'users_data:words' should be an array [n] of whole numbers",
+        ),
         ("fails", 2, "partition 'users_data:fails' failed: KeyError: 'x'"),
-        ("number", 2, "partition 'users_data:number' should return the indices of each client's examples, got 3"),
+        (
+            "number",
+            2,
+            "partition 'users_data:number' should return the indices of each client's examples, got 3",
+        ),
     ],
 )
-def test_what_a_partition_of_ones_own_gives_is_checked(own: None, name: str, clients: int, message: str) -> None:
+def test_what_a_partition_of_ones_own_gives_is_checked(
+    own: None, name: str, clients: int, message: str
+) -> None:
     with pytest.raises(DataError, match=re.escape(message)):
         partition_pool(DIGITS, f"users_data:{name}", clients=clients)
 
 
 def test_options_of_a_partition_of_ones_own_are_checked(own: None) -> None:
-    with pytest.raises(ConfigError, match=r"partition 'users_data:halves': 'lft'; did you mean 'left'\?"):
+    with pytest.raises(
+        ConfigError, match=r"partition 'users_data:halves': 'lft'; did you mean 'left'\?"
+    ):
         partition_pool(DIGITS, "users_data:halves", clients=2, lft=1)
-    with pytest.raises(ConfigError, match=r"\[data\] partition 'users_data:np' should name a function that ret"):
+    with pytest.raises(
+        ConfigError, match=r"\[data\] partition 'users_data:np' should name a function that ret"
+    ):
         check_config({"data": {"partition": "users_data:np"}})
     data = check_config({"data": {"partition": "users_data:halves", "clients": 2, "left": 7}}).data
     assert (data["partition"], data["left"]) == ("users_data:halves", 7)
@@ -122,7 +158,10 @@ def test_options_of_a_partition_of_ones_own_are_checked(own: None) -> None:
 def test_a_shift_of_ones_own_has_options_and_may_give_plain_lists(own: None) -> None:
     views, places = shift_views(DIGITS, "users_data:rolled", clients=4, clusters=2, by=3)
     assert places == (0, 1, 0, 1)
-    assert [view.label_map.tolist()[:2] for view in views if view.label_map is not None] == [[0, 1], [3, 4]]
+    assert [view.label_map.tolist()[:2] for view in views if view.label_map is not None] == [
+        [0, 1],
+        [3, 4],
+    ]
     assert find_shift("users_data:rolled").description == "Rolls the labels"
     raw = {"data": {"clients": 4, "clusters": 2, "shift": "users_data:rolled", "by": 3}}
     federation = check_config(raw).federation()
@@ -137,7 +176,10 @@ def test_a_shift_of_ones_own_has_options_and_may_give_plain_lists(own: None) -> 
         ("one", "shift 'users_data:one' should return a View for each of 2 clusters, got [View("),
         ("number", "shift 'users_data:number' should return a View for each of 2 clusters, got 3"),
         ("fails", "shift 'users_data:fails' failed: KeyError: 'x'"),
-        ("short", "the label_map by shift 'users_data:short' should have a label for each of 10, got 1"),
+        (
+            "short",
+            "the label_map by shift 'users_data:short' should have a label for each of 10, got 1",
+        ),
         ("far", "the label_map by shift 'users_data:far' should lie in 0 .. 9, got 1 .. 10"),
     ],
 )
@@ -146,7 +188,9 @@ def test_what_a_shift_of_ones_own_returns_is_checked(own: None, name: str, messa
         shift_views(DIGITS, f"users_data:{name}", clients=4, clusters=2)
 
 
-def test_a_shift_of_ones_own_is_checked_against_the_data(own: None, make_pool: Callable[..., Pool]) -> None:
+def test_a_shift_of_ones_own_is_checked_against_the_data(
+    own: None, make_pool: Callable[..., Pool]
+) -> None:
     with pytest.raises(DataError, match="shift 'users_data:rolled' needs labels, but "):
         shift_views(make_pool(task="language"), "users_data:rolled", clients=2, clusters=2)
     with pytest.raises(DataError, match="shift 'users_data:turned' needs square images"):
@@ -157,5 +201,7 @@ def test_a_shift_that_takes_something_else_is_refused(own: None) -> None:
     told = "shift 'users_data:pair' should take (pool, clusters, seed), and options after a *, got (pool, clusters)"
     with pytest.raises(ConfigError, match=re.escape(told)):
         check_config({"data": {"shift": "users_data:pair", "clients": 4}})
-    with pytest.raises(ConfigError, match=r"unknown key of shift 'users_data:rolled': 'bye'; did you mean 'by'\?"):
+    with pytest.raises(
+        ConfigError, match=r"unknown key of shift 'users_data:rolled': 'bye'; did you mean 'by'\?"
+    ):
         shift_views(DIGITS, "users_data:rolled", clients=4, clusters=2, bye=1)

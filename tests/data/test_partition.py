@@ -52,10 +52,15 @@ def test_every_example_is_given_out_once(name: str, clients: int, seed: int) -> 
     parts = partition_pool(DIGITS, name, clients=clients, seed=seed, **more)
     check_cover(DIGITS, parts, clients)
     if name == "shards":
-        assert set(sizes(parts)) == {2 * (1437 // (2 * clients))}, "equal shards; what is left over is not used"
+        assert set(sizes(parts)) == {2 * (1437 // (2 * clients))}, (
+            "equal shards; what is left over is not used"
+        )
     elif name != "pathological" or clients >= 10:  # with fewer clients some label may be nobody's
         assert sum(sizes(parts)) == 1437
-    assert (parts.names, parts.test) == (None, "pool" if name in ("iid", "quantity_skew") else "matched")
+    assert (parts.names, parts.test) == (
+        None,
+        "pool" if name in ("iid", "quantity_skew") else "matched",
+    )
 
 
 @pytest.mark.parametrize("name", list(PARTITIONS))
@@ -79,7 +84,9 @@ def test_iid_is_flowers_iid_partitioner_on_the_shuffled_data() -> None:
     parts = partition_pool(DIGITS, "iid", clients=23, seed=5)
     flower = IidPartitioner(num_partitions=23)
     flower.dataset = Dataset.from_dict({"index": np.concatenate(parts.indices)})
-    assert [flower.load_partition(i)["index"][:] for i in range(23)] == [part.tolist() for part in parts.indices]
+    assert [flower.load_partition(i)["index"][:] for i in range(23)] == [
+        part.tolist() for part in parts.indices
+    ]
     assert set(sizes(parts)) == {62, 63}, "1437 = 23 · 62 + 11"
 
 
@@ -105,7 +112,9 @@ def test_pathological_gives_each_client_that_many_labels(labels_per_client: int)
 def test_dirichlet_is_more_skewed_the_smaller_alpha_is() -> None:
     def largest_share(alpha: float) -> float:
         parts = partition_pool(DIGITS, "dirichlet", clients=5, alpha=alpha)
-        return float(np.mean([np.bincount(DIGITS.groups[part]).max() / len(part) for part in parts.indices]))
+        return float(
+            np.mean([np.bincount(DIGITS.groups[part]).max() / len(part) for part in parts.indices])
+        )
 
     assert largest_share(1000) < 0.15 < 0.25 < largest_share(0.1)
 
@@ -119,10 +128,14 @@ def test_balanced_dirichlet_with_tests_of_clients_own_is_that_of_pfllib(seed: in
     assert (sum(sizes(parts)), parts.test) == (1797, "own"), "the test split, too"
     shares = np.random.default_rng(int(rng.generator(seed, "flwr-datasets").integers(2**31)))
     there = np.bincount(DIGITS.groups).tolist()
-    expected = pfllib_dirichlet.examples_of_each(there, 10, lambda: shares.dirichlet([0.1] * 10), least_samples=20)
+    expected = pfllib_dirichlet.examples_of_each(
+        there, 10, lambda: shares.dirichlet([0.1] * 10), least_samples=20
+    )
     found = [np.bincount(DIGITS.groups[part], minlength=10) for part in parts.indices]
     assert np.abs(np.array(found) - expected).max() <= 1
-    alone = partition_pool(DIGITS, "dirichlet", clients=10, seed=seed, **{**more, "balanced": False, "min_samples": 0})
+    alone = partition_pool(
+        DIGITS, "dirichlet", clients=10, seed=seed, **{**more, "balanced": False, "min_samples": 0}
+    )
     assert max(sizes(parts)) < max(sizes(alone))
 
 
@@ -143,9 +156,13 @@ def test_natural_keeps_the_largest_owners_largest_first(make_pool: MakePool) -> 
         list(range(4)),
     ]
     assert parts.test == "own"
-    assert partition_pool(pool, "natural", clients=None).names == ["é", "a", "b"], "A has one example only"
+    assert partition_pool(pool, "natural", clients=None).names == ["é", "a", "b"], (
+        "A has one example only"
+    )
     assert partition_pool(pool, "natural", clients=None, min_samples=5).names == ["é"]
-    assert sizes(partition_pool(pool, "natural", clients=2, samples_per_client=5)) == [5, 4], "at most"
+    assert sizes(partition_pool(pool, "natural", clients=2, samples_per_client=5)) == [5, 4], (
+        "at most"
+    )
 
 
 def test_natural_draws_owners_at_random_if_asked_to(make_pool: MakePool) -> None:
@@ -159,13 +176,17 @@ def test_natural_draws_owners_at_random_if_asked_to(make_pool: MakePool) -> None
     assert parts.names == [name for k in order if (name := f"w{k:02d}") in with_enough][:10]
     assert parts.names is not None
     for name, indices in zip(parts.names, parts.indices, strict=True):
-        assert sorted(indices.tolist()) == [row for row, owner in enumerate(owners) if owner == name]
+        assert sorted(indices.tolist()) == [
+            row for row, owner in enumerate(owners) if owner == name
+        ]
     assert partition_pool(pool, clients=4, **arguments).names == parts.names[:4]
     assert set(partition_pool(pool, clients=None, **arguments).names or ()) == with_enough
     assert partition_pool(pool, clients=10, **{**arguments, "seed": 4}).names != parts.names
     counted = Counter(name for seed in range(200) for name in drawn_names(pool, seed))
     assert set(counted) == with_enough
-    assert 40 < min(counted.values()) < max(counted.values()) < 130, "every owner is as likely: 83 of 200"
+    assert 40 < min(counted.values()) < max(counted.values()) < 130, (
+        "every owner is as likely: 83 of 200"
+    )
 
 
 def drawn_names(pool: Pool, seed: int) -> list[str]:
@@ -173,13 +194,18 @@ def drawn_names(pool: Pool, seed: int) -> list[str]:
 
 
 def test_natural_refuses_another_choice_of_owners() -> None:
-    with pytest.raises(ConfigError, match="owners of partition 'natural' should be 'largest' or 'random', got 'first'"):
+    with pytest.raises(
+        ConfigError,
+        match="owners of partition 'natural' should be 'largest' or 'random', got 'first'",
+    ):
         partition_pool(OWNED, "natural", clients=2, owners="first")
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 60), st.integers(1, 20), st.floats(1.1, 5), st.integers(0, 1000))
-def test_quantity_skew_uses_all_and_respects_the_minimum(clients: int, least: int, exponent: float, seed: int) -> None:
+def test_quantity_skew_uses_all_and_respects_the_minimum(
+    clients: int, least: int, exponent: float, seed: int
+) -> None:
     more = {"min_samples": least, "exponent": exponent}
     parts = partition_pool(DIGITS, "quantity_skew", clients=clients, seed=seed, **more)
     check_cover(DIGITS, parts, clients)
@@ -189,7 +215,9 @@ def test_quantity_skew_uses_all_and_respects_the_minimum(clients: int, least: in
 
 def test_quantity_skew_has_sizes_with_the_tail_of_their_exponent(make_pool: MakePool) -> None:
     pool = make_pool(train=2_000_000, test=0)
-    drawn = np.sort(sizes(partition_pool(pool, "quantity_skew", clients=4000, min_samples=1, exponent=2.5)))
+    drawn = np.sort(
+        sizes(partition_pool(pool, "quantity_skew", clients=4000, min_samples=1, exponent=2.5))
+    )
     spare = (drawn - 1) / np.median(drawn - 1)
     # P(size > s) = (s / s_min)^-(exponent - 1), so that ten times the median is exceeded by half of
     # 10^-1.5.
@@ -197,7 +225,9 @@ def test_quantity_skew_has_sizes_with_the_tail_of_their_exponent(make_pool: Make
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.integers(1, 60), st.integers(1, 5), st.floats(0, 3), st.integers(1, 10), st.integers(0, 1000))
+@given(
+    st.integers(1, 60), st.integers(1, 5), st.floats(0, 3), st.integers(1, 10), st.integers(0, 1000)
+)
 def test_power_law_is_the_generator_of_fedprox(
     clients: int, labels_per_client: int, sigma: float, least: int, seed: int
 ) -> None:
@@ -209,7 +239,10 @@ def test_power_law_is_the_generator_of_fedprox(
     there = np.bincount(DIGITS.groups, minlength=10).tolist()  # the test split, too
     first = math.ceil(least / labels_per_client)
     expected = examples_of_each(there, weights, per_label_first=first)
-    found = [dict(zip(*np.unique(DIGITS.groups[part], return_counts=True), strict=True)) for part in parts.indices]
+    found = [
+        dict(zip(*np.unique(DIGITS.groups[part], return_counts=True), strict=True))
+        for part in parts.indices
+    ]
     for mine, theirs in zip(found, expected, strict=True):
         assert mine == theirs
     assert (parts.test, parts.own_test_fraction) == ("own", 0.1)
@@ -233,7 +266,12 @@ def test_label_groups_are_runs_of_labels() -> None:
 def test_partitions_go_by_groups_not_by_targets(make_pool: MakePool) -> None:
     pool = make_pool(labels=4)
     object.__setattr__(pool, "y", pool.y * 0)
-    assert labels(pool, partition_pool(pool, "label_groups", clients=4, clusters=4)) == [{0}, {1}, {2}, {3}]
+    assert labels(pool, partition_pool(pool, "label_groups", clients=4, clusters=4)) == [
+        {0},
+        {1},
+        {2},
+        {3},
+    ]
 
 
 def test_flowers_progress_bars_stay_silent(capfd: pytest.CaptureFixture[str]) -> None:
@@ -245,7 +283,16 @@ def test_flowers_progress_bars_stay_silent(capfd: pytest.CaptureFixture[str]) ->
 
 def test_every_partition_has_a_one_line_description() -> None:
     assert list(PARTITIONS) == [
-        *("iid", "pathological", "dirichlet", "shards", "natural", "quantity_skew", "power_law", "label_groups")
+        *(
+            "iid",
+            "pathological",
+            "dirichlet",
+            "shards",
+            "natural",
+            "quantity_skew",
+            "power_law",
+            "label_groups",
+        )
     ]
     assert all(kind.description and "\n" not in kind.description for kind in PARTITIONS.values())
 
@@ -255,22 +302,46 @@ def test_every_partition_has_a_one_line_description() -> None:
     [
         ("idd", {}, "unknown partition 'idd'; did you mean 'iid'"),
         ("iid", {"alpha": 1.0}, "unknown key of partition 'iid': 'alpha'"),
-        ("dirichlet", {"alhpa": 1.0}, "unknown key of partition 'dirichlet': 'alhpa'; did you mean 'alpha'"),
+        (
+            "dirichlet",
+            {"alhpa": 1.0},
+            "unknown key of partition 'dirichlet': 'alhpa'; did you mean 'alpha'",
+        ),
         ("dirichlet", {"alpha": 0.0}, "alpha should be above 0, got 0.0"),
         ("dirichlet", {"min_samples": -1}, "min_samples should be at least 0, got -1"),
-        ("dirichlet", {"tests": "parts"}, "tests of partition 'dirichlet' should be 'matched' or 'own', got 'parts'"),
+        (
+            "dirichlet",
+            {"tests": "parts"},
+            "tests of partition 'dirichlet' should be 'matched' or 'own', got 'parts'",
+        ),
         ("iid", {"clients": 0}, "clients should be at least 1, got 0"),
         ("iid", {"clients": None}, "clients should be at least 1, got None"),
         ("iid", {"samples_per_client": 0}, "samples_per_client should be at least 1, got 0"),
-        ("pathological", {"labels_per_client": 11}, "labels_per_client should be from 1 to the number of labels (10)"),
-        ("power_law", {"labels_per_client": 0}, "labels_per_client should be from 1 to the number of labels (10)"),
+        (
+            "pathological",
+            {"labels_per_client": 11},
+            "labels_per_client should be from 1 to the number of labels (10)",
+        ),
+        (
+            "power_law",
+            {"labels_per_client": 0},
+            "labels_per_client should be from 1 to the number of labels (10)",
+        ),
         ("power_law", {"sigma": -1.0}, "sigma should be at least 0, got -1.0"),
         ("power_law", {"min_samples": 0}, "min_samples should be at least 1, got 0"),
         ("quantity_skew", {"exponent": 1.0}, "exponent should be above 1, got 1.0"),
         ("quantity_skew", {"min_samples": 0}, "min_samples should be at least 1, got 0"),
         ("shards", {"shards_per_client": 0}, "shards_per_client should be at least 1, got 0"),
-        ("label_groups", {"clusters": 6}, "clusters should be from 1 to the number of clients (5), got 6"),
-        ("label_groups", {"clients": 20, "clusters": 11}, "at most the number of labels (10) for label_groups, got 11"),
+        (
+            "label_groups",
+            {"clusters": 6},
+            "clusters should be from 1 to the number of clients (5), got 6",
+        ),
+        (
+            "label_groups",
+            {"clients": 20, "clusters": 11},
+            "at most the number of labels (10) for label_groups, got 11",
+        ),
     ],
 )
 def test_settings_that_cannot_be(name: str, more: dict[str, Any], message: str) -> None:
@@ -292,14 +363,26 @@ def test_natural_min_samples(make_pool: MakePool) -> None:
             {"clients": 20, "samples_per_client": 72},
             "20 clients with 72 training examples each need 1440, but digits has 1437",
         ),
-        ("dirichlet", {"clients": 1438}, "1438 clients with 1 training examples each need 1438, but digits has 1437"),
+        (
+            "dirichlet",
+            {"clients": 1438},
+            "1438 clients with 1 training examples each need 1438, but digits has 1437",
+        ),
         (
             "shards",
             {"clients": 10, "shards_per_client": 3, "samples_per_client": 142},
             "samples_per_client=142 is more than partition 'shards' has for client 0: 141",
         ),
-        ("shards", {"clients": 800}, "800 clients with 2 shards each need 1600 training examples, but digits has 1437"),
-        ("natural", {}, "partition 'natural' needs data that says who owns each example; digits does not"),
+        (
+            "shards",
+            {"clients": 800},
+            "800 clients with 2 shards each need 1600 training examples, but digits has 1437",
+        ),
+        (
+            "natural",
+            {},
+            "partition 'natural' needs data that says who owns each example; digits does not",
+        ),
         (
             "quantity_skew",
             {"clients": 100, "min_samples": 15},
@@ -351,19 +434,27 @@ def test_not_enough_owners() -> None:
 
 @pytest.mark.parametrize("name", ["pathological", "dirichlet", "shards"])
 def test_without_flwr_datasets(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in itertools.chain(["flwr_datasets.partitioner"], [m for m in sys.modules if m == "flwr_datasets"]):
+    for module in itertools.chain(
+        ["flwr_datasets.partitioner"], [m for m in sys.modules if m == "flwr_datasets"]
+    ):
         monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(MissingExtraError, match=r"needs the package 'flwr-datasets'; .*'fedclade\[data\]'"):
+    with pytest.raises(
+        MissingExtraError, match=r"needs the package 'flwr-datasets'; .*'fedclade\[data\]'"
+    ):
         partition_pool(DIGITS, name, clients=5)
 
 
 def test_more_clients_than_can_be_counted_one_by_one_are_refused():
     n = 10**15
-    with pytest.raises(DataError, match=f"{n} clients with 1 training examples each need {n}, but digits has"):
+    with pytest.raises(
+        DataError, match=f"{n} clients with 1 training examples each need {n}, but digits has"
+    ):
         partition_pool(DIGITS, "iid", clients=n)
 
 
-@pytest.mark.parametrize("name", ["pathological", "dirichlet", "shards", "power_law", "label_groups"])
+@pytest.mark.parametrize(
+    "name", ["pathological", "dirichlet", "shards", "power_law", "label_groups"]
+)
 def test_a_partition_by_label_needs_labels(name):
     y = torch.arange(40.0)
     pool = Pool.of_examples("load", y[:, None], y, np.arange(40), np.arange(0), task="regression")

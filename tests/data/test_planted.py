@@ -15,7 +15,9 @@ from fedclade.data.concepts import BLOCK
 
 
 def test_labels_are_those_of_the_clusters_concept(tmp_path: Path):
-    settings = PlantedSettings(clients=40, clusters=3, features=8, labels=4, noise=0.0, validation=2)
+    settings = PlantedSettings(
+        clients=40, clusters=3, features=8, labels=4, noise=0.0, validation=2
+    )
     assert write_planted(tmp_path / "out", settings, seed=5) == "planted, 40 clients, 3 clusters"
     found, concepts = open_folder(tmp_path / "out"), torch.from_numpy(settings.concepts(5))
     assert found.true_clusters is not None

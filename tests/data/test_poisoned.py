@@ -15,7 +15,13 @@ from fedclade.core import IGNORED
 from fedclade.data import Backdoor, ClientTable, LabelFlip, Pool, load_federation, poison_federation
 
 FEDERATION = federation_of([0, 1, 2, 3])
-SMALL = {"clients": 6, "shift": "rotation", "clusters": 2, "samples_per_client": 60, "validation_fraction": 0.2}
+SMALL = {
+    "clients": 6,
+    "shift": "rotation",
+    "clusters": 2,
+    "samples_per_client": 60,
+    "validation_fraction": 0.2,
+}
 IMAGES = load_federation("digits", **SMALL)
 BACKDOOR = Backdoor.of(IMAGES.pool, target=3, patch=2, share=0.25)
 
@@ -42,10 +48,18 @@ def test_what_clients_hold_is_left_alone_and_honest_clients_hold_nothing_poisone
 
 def test_labels_of_other_tasks_are_flipped_as_well():
     binary = task_federation("binary", [0, 0])
-    _, y = poison_federation(binary, [0], LabelFlip.of(binary.pool), seed=0).in_round(-1).examples(0, "train")
+    _, y = (
+        poison_federation(binary, [0], LabelFlip.of(binary.pool), seed=0)
+        .in_round(-1)
+        .examples(0, "train")
+    )
     assert torch.equal(y, 1 - binary.examples(0, "train")[1])
     several = task_federation("multilabel", [0, 0], outputs=3)
-    _, y = poison_federation(several, [0], LabelFlip.of(several.pool), seed=0).in_round(-1).examples(0, "train")
+    _, y = (
+        poison_federation(several, [0], LabelFlip.of(several.pool), seed=0)
+        .in_round(-1)
+        .examples(0, "train")
+    )
     assert torch.equal(y, 1 - several.examples(0, "train")[1])
     tokens = torch.tensor([[2, IGNORED], [0, 1]])
     x, y = LabelFlip(5).poisoned(tokens, tokens, np.random.default_rng(0))
@@ -59,7 +73,9 @@ def test_a_backdoor_marks_a_share_of_the_images_as_the_client_sees_them():
     x, y = IMAGES.examples(liar.id, "train")
     poisoned_x, poisoned_y = found.examples(liar.id, "train")
     changed = (poisoned_x != x).flatten(1).any(1) | (poisoned_y != y)
-    assert len(x) / 4 - 5 <= int(changed.sum()) <= round(len(x) / 4), "but for those that were so before"
+    assert len(x) / 4 - 5 <= int(changed.sum()) <= round(len(x) / 4), (
+        "but for those that were so before"
+    )
     expected = x[changed].clone()
     expected[..., -2:, -2:] = (1.0 - IMAGES.pool.mean) / IMAGES.pool.std
     assert torch.equal(poisoned_x[changed], expected)
@@ -86,7 +102,11 @@ def test_the_trigger_of_images_of_floats_is_as_bright_as_the_brightest():
 
 def test_which_examples_are_poisoned_belongs_to_the_seed_and_the_key():
     def marked(federation, client, seed=0):
-        return poison_federation(federation, [client], BACKDOOR, seed).in_round(-1).examples(client, "train")[1]
+        return (
+            poison_federation(federation, [client], BACKDOOR, seed)
+            .in_round(-1)
+            .examples(client, "train")[1]
+        )
 
     new = {client: (client + 2) % 6 for client in IMAGES.ids}
     assert torch.equal(marked(IMAGES, 1), marked(renamed(IMAGES, new), 3))
@@ -108,7 +128,9 @@ def test_a_shard_has_the_poisoned_data_of_its_clients_and_travels():
     shard = pickle.loads(pickle.dumps(found.shard(frozenset({0, 2}))))
     assert shard.ids == (0, 2)
     assert shard.in_round(-1).ids == (2,)
-    assert torch.equal(shard.in_round(-1).examples(2, "train")[1], found.in_round(-1).examples(2, "train")[1])
+    assert torch.equal(
+        shard.in_round(-1).examples(2, "train")[1], found.in_round(-1).examples(2, "train")[1]
+    )
     honest = found.shard(frozenset({0, 3}))
     assert honest.ids == (0, 3)
     assert honest.poisoned == (None,)
@@ -116,9 +138,13 @@ def test_a_shard_has_the_poisoned_data_of_its_clients_and_travels():
 
 def test_clients_of_a_table_can_be_poisoned():
     table = replace(IMAGES, clients=ClientTable.of(IMAGES.clients))
-    found, expected = (poison_federation(of, [1], BACKDOOR, seed=0).in_round(-1) for of in (table, IMAGES))
+    found, expected = (
+        poison_federation(of, [1], BACKDOOR, seed=0).in_round(-1) for of in (table, IMAGES)
+    )
     for client in expected.ids:
-        assert all(map(torch.equal, found.examples(client, "test"), expected.examples(client, "test")))
+        assert all(
+            map(torch.equal, found.examples(client, "test"), expected.examples(client, "test"))
+        )
     assert torch.equal(found.examples(1, "train")[0], expected.examples(1, "train")[0])
 
 
@@ -150,7 +176,20 @@ def test_what_cannot_be_poisoned_is_named(make, told):
 
 def test_a_client_tested_on_the_target_alone_has_nothing_that_succeeds():
     y = torch.full((40,), 3)
-    pool = Pool("one label", torch.zeros(40, 1, 8, 8, dtype=torch.uint8), y, y.numpy(), np.arange(40), np.arange(0), 10)
-    clients = [replace(c, train=np.arange(5), validation=np.arange(0), test=np.arange(5, 9)) for c in IMAGES.clients]
-    federation = replace(IMAGES, pool=pool, clients=tuple(replace(c, label_map=None) for c in clients))
+    pool = Pool(
+        "one label",
+        torch.zeros(40, 1, 8, 8, dtype=torch.uint8),
+        y,
+        y.numpy(),
+        np.arange(40),
+        np.arange(0),
+        10,
+    )
+    clients = [
+        replace(c, train=np.arange(5), validation=np.arange(0), test=np.arange(5, 9))
+        for c in IMAGES.clients
+    ]
+    federation = replace(
+        IMAGES, pool=pool, clients=tuple(replace(c, label_map=None) for c in clients)
+    )
     assert poison_federation(federation, [0], BACKDOOR, seed=0).in_round(-1).ids == (0,)

@@ -13,18 +13,38 @@ from fedclade.core.errors import ConfigError, DataError
 from fedclade.data import Pool
 
 LABELS = torch.tensor([0, 1, 2, 0, 1, 2])
-POOL = Pool("six", torch.arange(6.0)[:, None], LABELS, LABELS.numpy(), np.arange(4), np.arange(4, 6), outputs=3)
+POOL = Pool(
+    "six",
+    torch.arange(6.0)[:, None],
+    LABELS,
+    LABELS.numpy(),
+    np.arange(4),
+    np.arange(4, 6),
+    outputs=3,
+)
 
 
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"y": torch.zeros(5, dtype=torch.int64)}, "should have one length, got {'x': 6, 'y': 5, 'groups': 6}"),
+        (
+            {"y": torch.zeros(5, dtype=torch.int64)},
+            "should have one length, got {'x': 6, 'y': 5, 'groups': 6}",
+        ),
         ({"natural": np.array(["a"])}, "'groups': 6, 'natural': 1}"),
-        ({"train": np.array([0, 6])}, "the train indices of pool 'six' should lie in 0 .. 5, got 0 .. 6"),
-        ({"test": np.array([-1, 3])}, "the test indices of pool 'six' should lie in 0 .. 5, got -1 .. 3"),
+        (
+            {"train": np.array([0, 6])},
+            "the train indices of pool 'six' should lie in 0 .. 5, got 0 .. 6",
+        ),
+        (
+            {"test": np.array([-1, 3])},
+            "the test indices of pool 'six' should lie in 0 .. 5, got -1 .. 3",
+        ),
         ({"outputs": 2}, "pool 'six' has 2 outputs, but a label 2"),
-        ({"y": torch.tensor([0, -100, -1, 0, -7, 2])}, "labels of pool 'six' should be 0 or more, got -1"),
+        (
+            {"y": torch.tensor([0, -100, -1, 0, -7, 2])},
+            "labels of pool 'six' should be 0 or more, got -1",
+        ),
         (
             {"y": torch.tensor([0, -100, 1, 0, -100, 2])},
             "pool 'six' has 2 of 6 examples without a label (-100, which losses ignore), and "
@@ -44,7 +64,9 @@ def test_a_pool_that_does_not_fit_together_is_refused(changes: dict[str, Any], t
 
 
 def test_an_unknown_task_is_refused():
-    with pytest.raises(DataError, match=r"unknown task of pool 'six': 'ranking'.*known: binary, classification"):
+    with pytest.raises(
+        DataError, match=r"unknown task of pool 'six': 'ranking'.*known: binary, classification"
+    ):
         replace(POOL, task="ranking")
 
 
@@ -75,12 +97,27 @@ def test_inputs_of_any_numbers_become_what_a_pool_keeps(x: Any, dtype: torch.dty
             "targets of pool 'six' should be whole numbers from 0 on, got 0.5 in ",
         ),
         ({"y": [0, 1, 2, float("nan"), 1, 2]}, "got nan in example 3"),
-        ({"y": POOL.y[:, None]}, "targets of pool 'six' should be one label for each example, got shape [6, 1]"),
-        ({"y": POOL.y.to(torch.complex64)}, "should be whole numbers from 0 on, got torch.complex64"),
-        ({"x": POOL.x.to(torch.complex64)}, "inputs of pool 'six' should be real numbers, got torch.complex64"),
+        (
+            {"y": POOL.y[:, None]},
+            "targets of pool 'six' should be one label for each example, got shape [6, 1]",
+        ),
+        (
+            {"y": POOL.y.to(torch.complex64)},
+            "should be whole numbers from 0 on, got torch.complex64",
+        ),
+        (
+            {"x": POOL.x.to(torch.complex64)},
+            "inputs of pool 'six' should be real numbers, got torch.complex64",
+        ),
         ({"x": ["a"] * 6}, "inputs of pool 'six' should be a tensor or an array, got list"),
-        ({"train": np.array([0.5])}, "train of pool 'six' should be an array [n] of whole numbers, got float64 [1]"),
-        ({"test": np.ones(6, dtype=bool)}, "test of pool 'six' should be an array [n] of whole numbers, got bool"),
+        (
+            {"train": np.array([0.5])},
+            "train of pool 'six' should be an array [n] of whole numbers, got float64 [1]",
+        ),
+        (
+            {"test": np.ones(6, dtype=bool)},
+            "test of pool 'six' should be an array [n] of whole numbers, got bool",
+        ),
         ({"std": 0.0}, "std of pool 'six' should be greater than 0, got 0.0"),
     ],
 )
@@ -123,10 +160,17 @@ def test_images_reach_the_model_normalised_and_turned():
         ("binary", [[1], [0], [1]], [1.0, 0.0, 1.0], 1),
         ("multilabel", [[0, 1], [1, 1], [0, 0]], [[0.0, 1.0], [1.0, 1.0], [0.0, 0.0]], 2),
         ("regression", np.array([1, 2, -3]), [1.0, 2.0, -3.0], 1),
-        ("regression", np.array([[0.5, 1], [2, 3], [4, 5]]), [[0.5, 1.0], [2.0, 3.0], [4.0, 5.0]], 2),
+        (
+            "regression",
+            np.array([[0.5, 1], [2, 3], [4, 5]]),
+            [[0.5, 1.0], [2.0, 3.0], [4.0, 5.0]],
+            2,
+        ),
     ],
 )
-def test_targets_that_are_no_labels_become_float32(task: Any, y: Any, kept: list[Any], outputs: int):
+def test_targets_that_are_no_labels_become_float32(
+    task: Any, y: Any, kept: list[Any], outputs: int
+):
     pool = Pool.of_examples("three", torch.zeros(3, 1), y, np.arange(3), np.arange(0), task=task)
     assert (pool.y.dtype, pool.y.tolist(), pool.outputs) == (torch.float32, kept, outputs)
     assert pool.schema.task == task
@@ -150,14 +194,25 @@ def test_targets_that_are_no_labels_become_float32(task: Any, y: Any, kept: list
 )
 def test_targets_of_the_wrong_kind_for_the_task_are_refused(task: Any, y: Any, told: str):
     with pytest.raises(DataError) as caught:
-        Pool("three", torch.zeros(3, 1), y, np.zeros(3, int), np.arange(3), np.arange(0), 1, task=task)
+        Pool(
+            "three",
+            torch.zeros(3, 1),
+            y,
+            np.zeros(3, int),
+            np.arange(3),
+            np.arange(0),
+            1,
+            task=task,
+        )
     assert "targets of pool 'three' " in str(caught.value)
     assert told in str(caught.value)
 
 
 def test_language_data_without_words_has_as_many_as_outputs():
     y = torch.tensor([[1, 5, -100]])
-    pool = Pool.of_examples("spoken", y.clamp(min=0), y, np.arange(1), np.arange(0), task="language")
+    pool = Pool.of_examples(
+        "spoken", y.clamp(min=0), y, np.arange(1), np.arange(0), task="language"
+    )
     assert (pool.outputs, pool.schema.vocabulary_size) == (6, 6)
 
 
@@ -171,17 +226,34 @@ def test_labels_that_are_not_numbered_from_0_on_are_refused_before_a_model_is_bu
         "return_inverse=True) does"
     )
     assert Pool.of_examples("codes", x, y % 1000, np.arange(4), np.arange(0)).outputs == 8
-    assert Pool.of_examples("codes", x, y.clamp(max=99_999), np.arange(4), np.arange(0), outputs=10**5).outputs == 10**5
+    assert (
+        Pool.of_examples(
+            "codes", x, y.clamp(max=99_999), np.arange(4), np.arange(0), outputs=10**5
+        ).outputs
+        == 10**5
+    )
 
 
 @pytest.mark.parametrize(
     ("x", "told"),
     [
-        (np.ma.masked_array(np.zeros((6, 2)), mask=np.eye(6, 2)), "2 of 12 values are masked, which means missing"),
+        (
+            np.ma.masked_array(np.zeros((6, 2)), mask=np.eye(6, 2)),
+            "2 of 12 values are masked, which means missing",
+        ),
         (torch.zeros(6, 2, device="meta"), "the tensor is on the 'meta' device and has no values"),
-        (torch.zeros(6, 2).to_sparse(), "the tensor is sparse (torch.sparse_coo); make it dense with tensor.to_dense"),
-        (torch.quantize_per_tensor(torch.zeros(6, 2), 0.1, 0, torch.qint8), "the tensor is quantized (torch.qint8)"),
-        (torch.nested.nested_tensor([torch.zeros(2)] * 6), "the tensor is nested; pad its parts to one shape"),
+        (
+            torch.zeros(6, 2).to_sparse(),
+            "the tensor is sparse (torch.sparse_coo); make it dense with tensor.to_dense",
+        ),
+        (
+            torch.quantize_per_tensor(torch.zeros(6, 2), 0.1, 0, torch.qint8),
+            "the tensor is quantized (torch.qint8)",
+        ),
+        (
+            torch.nested.nested_tensor([torch.zeros(2)] * 6),
+            "the tensor is nested; pad its parts to one shape",
+        ),
     ],
     ids=["masked", "meta", "sparse", "quantized", "nested"],
 )
@@ -198,14 +270,19 @@ def test_a_masked_array_without_masked_values_is_an_array():
 
 
 def test_masked_indices_are_refused():
-    with pytest.raises(DataError, match=r"train of pool 'six' should be a plain array.*: 1 of 2 values are masked"):
+    with pytest.raises(
+        DataError, match=r"train of pool 'six' should be a plain array.*: 1 of 2 values are masked"
+    ):
         replace(POOL, train=np.ma.masked_array([0, 1], mask=[False, True]))
 
 
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"indices": np.array(["a"])}, "indices below 6, int64 [n], and whole quarter turns: can't convert"),
+        (
+            {"indices": np.array(["a"])},
+            "indices below 6, int64 [n], and whole quarter turns: can't convert",
+        ),
         ({"indices": np.array([6])}, "inputs of pool 'six' need indices below 6"),
         ({"indices": np.array([0]), "quarter_turns": "x"}, "and whole quarter turns: rot90()"),
     ],
@@ -220,7 +297,10 @@ def test_inputs_that_a_pool_has_not_are_refused(given: dict[str, Any], told: str
     ("changes", "told"),
     [
         ({"natural": {0: "a"}}, "natural of pool 'six' should be an array of names, got {0: 'a'}"),
-        ({"x": torch.tensor(1.0)}, "x of pool 'six' should have an entry for each example, got one number"),
+        (
+            {"x": torch.tensor(1.0)},
+            "x of pool 'six' should have an entry for each example, got one number",
+        ),
     ],
 )
 def test_a_pool_of_what_is_no_array_is_refused(changes: dict[str, Any], told: str):
@@ -230,12 +310,16 @@ def test_a_pool_of_what_is_no_array_is_refused(changes: dict[str, Any], told: st
 
 
 def test_a_task_that_there_is_not_is_named():
-    with pytest.raises(ConfigError, match=r"unknown task: 'regresion'; did you mean 'regression'\?"):
+    with pytest.raises(
+        ConfigError, match=r"unknown task: 'regresion'; did you mean 'regression'\?"
+    ):
         Pool.of_examples("six", POOL.x, POOL.y, POOL.train, POOL.test, task="regresion")
 
 
 def test_a_scaling_that_there_is_not_is_named():
     with pytest.raises(ConfigError, match=r"unknown scaling: 'unti'; did you mean 'unit'\?"):
         POOL.scaled("unti")
-    with pytest.raises(ConfigError, match=r"how of scaled should be 'source' or 'unit' or 'pixel', got 3"):
+    with pytest.raises(
+        ConfigError, match=r"how of scaled should be 'source' or 'unit' or 'pixel', got 3"
+    ):
         POOL.scaled(3)

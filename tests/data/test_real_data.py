@@ -11,16 +11,21 @@ import pytest
 from fedclade.data import load_federation, load_pool
 
 # Found when the module is read: each test runs without the variable.
-REAL_DATA = Path(os.environ.get("FEDCLADE_DATA_DIR") or Path(__file__).parents[3] / "shared" / "data")
+REAL_DATA = Path(
+    os.environ.get("FEDCLADE_DATA_DIR") or Path(__file__).parents[3] / "shared" / "data"
+)
 
 pytestmark = pytest.mark.skipif(
-    not REAL_DATA.is_dir(), reason="the real data is not here: set FEDCLADE_DATA_DIR to the folder that has it"
+    not REAL_DATA.is_dir(),
+    reason="the real data is not here: set FEDCLADE_DATA_DIR to the folder that has it",
 )
 
 
 @pytest.mark.slow
 def test_mnist_label_swap() -> None:
-    federation = load_federation("mnist", shift="label_swap", samples_per_client=300, data_dir=REAL_DATA)
+    federation = load_federation(
+        "mnist", shift="label_swap", samples_per_client=300, data_dir=REAL_DATA
+    )
     assert federation.pool.x.shape == (70_000, 1, 28, 28)
     assert [len(client.train) for client in federation.clients] == [300] * 20
     assert len(federation.clients[0].test) == 10_000
@@ -38,7 +43,9 @@ def test_cifar10() -> None:
 
 
 def test_ag_news_by_topic() -> None:
-    federation = load_federation("ag_news", partition="label_groups", clusters=4, data_dir=REAL_DATA)
+    federation = load_federation(
+        "ag_news", partition="label_groups", clusters=4, data_dir=REAL_DATA
+    )
     pool = federation.pool
     assert (pool.x.shape[1:], pool.outputs, len(pool.vocabulary)) == ((32,), 10_000, 10_000)
     for client in federation.clients:
@@ -47,4 +54,8 @@ def test_ag_news_by_topic() -> None:
 
 def test_tiny_shakespeare_by_speaker() -> None:
     federation = load_federation("tiny_shakespeare", partition="natural", data_dir=REAL_DATA)
-    assert [client.name for client in federation.clients[:3]] == ["GLOUCESTER", "DUKE VINCENTIO", "KING RICHARD II"]
+    assert [client.name for client in federation.clients[:3]] == [
+        "GLOUCESTER",
+        "DUKE VINCENTIO",
+        "KING RICHARD II",
+    ]

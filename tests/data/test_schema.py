@@ -17,7 +17,11 @@ from fedclade.config import check_config, read_config
 from fedclade.core import ConfigError, DataError
 from fedclade.data import Proposal, SchemaError, agree, encode_federation
 
-CITIES = {"inputs": {"age": "number", "city": ["oslo", "bern", "rome"]}, "target": ["back"], "labels": ["yes", "no"]}
+CITIES = {
+    "inputs": {"age": "number", "city": ["oslo", "bern", "rome"]},
+    "target": ["back"],
+    "labels": ["yes", "no"],
+}
 FRAME: dict[str, list[Any]] = {
     "id": ["a", "b"] * 3,
     "city": ["bern", "oslo"] * 3,
@@ -45,13 +49,22 @@ def test_a_schema_survives_a_file(tmp_path: Path):
         ({"input": {}}, "unknown key of a schema: 'input'; did you mean 'inputs'?"),
         ({}, "a schema should have inputs, or words of texts, got neither"),
         ({"inputs": ["age"]}, "inputs of a schema should be a table of column names, got ['age']"),
-        ({"inputs": {"": "number"}}, "inputs of a schema should be names of 1 to 1,000 characters, got ''"),
+        (
+            {"inputs": {"": "number"}},
+            "inputs of a schema should be names of 1 to 1,000 characters, got ''",
+        ),
         (
             {"inputs": {"age": "numbr"}},
             "column 'age' of a schema should be 'number', 'text' or a list of categories, got",
         ),
-        ({"inputs": {"city": []}}, "column 'city' of a schema should have at least 1 category, got none"),
-        ({"inputs": {"city": [1]}}, "column 'city' of a schema should be names of 1 to 1,000 characters, got 1"),
+        (
+            {"inputs": {"city": []}},
+            "column 'city' of a schema should have at least 1 category, got none",
+        ),
+        (
+            {"inputs": {"city": [1]}},
+            "column 'city' of a schema should be names of 1 to 1,000 characters, got 1",
+        ),
         (
             {"inputs": {"city": ["a", "a"]}},
             "column 'city' of a schema should be different names, got 'a' more than once",
@@ -60,15 +73,30 @@ def test_a_schema_survives_a_file(tmp_path: Path):
             {"inputs": {"note": "text", "age": "number"}},
             "a text should be the only input of a schema, got other inputs",
         ),
-        ({**CITIES, "inputs": {"c": [str(k) for k in range(1001)]}}, "should be at most 1,000 names, got 1,001"),
+        (
+            {**CITIES, "inputs": {"c": [str(k) for k in range(1001)]}},
+            "should be at most 1,000 names, got 1,001",
+        ),
         ({**CITIES, "task": "mining"}, "unknown task of a schema: 'mining'"),
         ({**CITIES, "target": 3}, "target of a schema should be a list of names, got 3"),
         ({**CITIES, "labels": 0}, "labels of a schema should be at least 1, got 0"),
-        ({**CITIES, "labels": "yes"}, "labels of a schema should be a list of names, or how many there are, got 'yes'"),
-        ({**CITIES, "labels": [1, 1]}, "labels of a schema should be 1 to 1000 different names, got [1, 1]"),
-        ({**CITIES, "labels": ["a", 1]}, "labels of a schema should be names of 1 to 1,000 characters, got 1"),
+        (
+            {**CITIES, "labels": "yes"},
+            "labels of a schema should be a list of names, or how many there are, got 'yes'",
+        ),
+        (
+            {**CITIES, "labels": [1, 1]},
+            "labels of a schema should be 1 to 1000 different names, got [1, 1]",
+        ),
+        (
+            {**CITIES, "labels": ["a", 1]},
+            "labels of a schema should be names of 1 to 1,000 characters, got 1",
+        ),
         ({"words": "a"}, "words of a schema should be a list, got 'a'"),
-        ({"words": ["a", "b"]}, "words of a schema should begin with '<pad>', '<unk>', got ['a', 'b']"),
+        (
+            {"words": ["a", "b"]},
+            "words of a schema should begin with '<pad>', '<unk>', got ['a', 'b']",
+        ),
     ],
 )
 def test_values_that_are_no_schema(values: Any, why: str):
@@ -78,7 +106,9 @@ def test_values_that_are_no_schema(values: Any, why: str):
 
 
 def test_a_file_that_holds_no_schema_is_named(tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"cannot read the schema .*none\.json, which should be a JSON file"):
+    with pytest.raises(
+        ConfigError, match=r"cannot read the schema .*none\.json, which should be a JSON file"
+    ):
         DataSchema.load(tmp_path / "none.json")
     (tmp_path / "s.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"s\.json: a schema should have inputs"):
@@ -87,7 +117,9 @@ def test_a_file_that_holds_no_schema_is_named(tmp_path: Path):
 
 def test_a_declared_schema_says_how_a_frame_is_encoded():
     """Its order counts, and categories and labels that no row has; other columns are no inputs."""
-    made = federation_from_frame(pa.table({**FRAME, "room": [1] * 6}), "id", "back", schema=schema())
+    made = federation_from_frame(
+        pa.table({**FRAME, "room": [1] * 6}), "id", "back", schema=schema()
+    )
     assert made.pool.columns is not None
     assert made.pool.columns.inputs == ("age", "city=oslo", "city=bern", "city=rome")
     assert made.pool.columns.labels == ("yes", "no")
@@ -98,7 +130,10 @@ def test_a_declared_schema_says_how_a_frame_is_encoded():
 
 def test_labels_that_no_row_has_are_outputs_too():
     assert (
-        federation_from_frame(pa.table(FRAME), "id", "back", schema=schema(labels=["no", "?", "yes"])).pool.outputs == 3
+        federation_from_frame(
+            pa.table(FRAME), "id", "back", schema=schema(labels=["no", "?", "yes"])
+        ).pool.outputs
+        == 3
     )
     numbered = pa.table({**FRAME, "back": [0, 1] * 3})
     assert federation_from_frame(numbered, "id", "back", schema=schema(labels=5)).pool.outputs == 5
@@ -106,7 +141,9 @@ def test_labels_that_no_row_has_are_outputs_too():
 
 def test_a_binary_target_of_numbers_is_encoded_in_the_order_of_the_labels():
     frame = pa.table({**FRAME, "back": [1.5, 2.0] * 3})
-    made = federation_from_frame(frame, "id", "back", task="binary", schema=schema(task="binary", labels=[2, 1.5]))
+    made = federation_from_frame(
+        frame, "id", "back", task="binary", schema=schema(task="binary", labels=[2, 1.5])
+    )
     assert made.pool.y.tolist() == [1, 0] * 3
 
 
@@ -121,10 +158,22 @@ def test_a_binary_target_of_numbers_is_encoded_in_the_order_of_the_labels():
             {"labels": ["yes"]},
             "column 'back' has 'no' in row 1, which is no label of the schema (yes); add it to the schema",
         ),
-        ({"labels": 2}, "the labels of the schema are the numbers 0 to 1, and the target 'back' holds texts"),
-        ({"labels": [0, 1]}, "the labels of the schema are numbers, and the target 'back' holds texts"),
-        ({"inputs": {"city": "number"}}, "column 'city' should hold numbers by the schema, got texts"),
-        ({"inputs": {"age": ["30"]}}, "column 'age' should hold texts by the schema, got whole numbers"),
+        (
+            {"labels": 2},
+            "the labels of the schema are the numbers 0 to 1, and the target 'back' holds texts",
+        ),
+        (
+            {"labels": [0, 1]},
+            "the labels of the schema are numbers, and the target 'back' holds texts",
+        ),
+        (
+            {"inputs": {"city": "number"}},
+            "column 'city' should hold numbers by the schema, got texts",
+        ),
+        (
+            {"inputs": {"age": ["30"]}},
+            "column 'age' should hold texts by the schema, got whole numbers",
+        ),
         ({"inputs": {"town": "number"}}, "unknown column of the data frame: 'town'"),
         ({"target": ["age"]}, "the target is 'back', and that of the schema is 'age'"),
         (
@@ -142,26 +191,34 @@ def test_rows_that_a_declared_schema_does_not_know(declared: dict[str, Any], why
 def test_rows_above_the_number_of_labels_are_named():
     frame = pa.table({**FRAME, "back": [0, 1, 2] * 2})
     with pytest.raises(
-        SchemaError, match=r"column 'back' has 2\.0 in row 3, which is no label of the schema \(0, \.\.\."
+        SchemaError,
+        match=r"column 'back' has 2\.0 in row 3, which is no label of the schema \(0, \.\.\.",
     ):
         federation_from_frame(frame, "id", "back", schema=schema(labels=2))
 
 
 def test_chosen_inputs_are_those_of_the_schema():
     with pytest.raises(
-        SchemaError, match=r"should have the input columns of the schema, but lacks 'age', 'city' and has"
+        SchemaError,
+        match=r"should have the input columns of the schema, but lacks 'age', 'city' and has",
     ):
-        federation_from_frame(pa.table({**FRAME, "room": [1] * 6}), "id", "back", ("room",), schema=schema())
+        federation_from_frame(
+            pa.table({**FRAME, "room": [1] * 6}), "id", "back", ("room",), schema=schema()
+        )
 
 
 def test_the_task_is_that_of_the_schema():
-    with pytest.raises(SchemaError, match="the task is binary, and that of the schema is classification"):
+    with pytest.raises(
+        SchemaError, match="the task is binary, and that of the schema is classification"
+    ):
         federation_from_frame(pa.table(FRAME), "id", "back", task="binary", schema=schema())
 
 
 def test_a_text_needs_words():
     made = federation_from_frame(pa.table({**FRAME, "id": ["a"] * 6}), "id", "back", text="city")
-    with pytest.raises(SchemaError, match="the schema has no words, and the only input is the text 'city'"):
+    with pytest.raises(
+        SchemaError, match="the schema has no words, and the only input is the text 'city'"
+    ):
         encode_federation(made, schema())
 
 
@@ -176,12 +233,18 @@ def test_texts_are_encoded_by_declared_words():
 
 
 def test_schemas_of_tables_are_none_of_texts_or_numbers(tmp_path: Path):
-    with pytest.raises(SchemaError, match="the schema is of a table, and the data is texts outside of a table"):
+    with pytest.raises(
+        SchemaError, match="the schema is of a table, and the data is texts outside of a table"
+    ):
         federation({"a": TEXTS}, schema=schema())
-    with pytest.raises(ConfigError, match=r"a schema of federation\(\) is for texts, got inputs that are numbers"):
+    with pytest.raises(
+        ConfigError, match=r"a schema of federation\(\) is for texts, got inputs that are numbers"
+    ):
         federation({"a": ([[1.0]] * 6, [0, 1] * 3)}, schema=schema())
     words = DataSchema.read({"words": ["<pad>", "<unk>"], "task": "binary"})
-    with pytest.raises(SchemaError, match="the task is classification, and that of the schema is binary"):
+    with pytest.raises(
+        SchemaError, match="the task is classification, and that of the schema is binary"
+    ):
         federation({"a": TEXTS}, schema=words)
 
 
@@ -191,23 +254,31 @@ def test_a_config_declares_a_schema_in_a_table_or_a_file(tmp_path: Path):
         (tmp_path / f"{name}.csv").write_text("\n".join(rows) + "\n")
     inputs = {"inputs": {"city": ["rome", "oslo", "bern"]}, "labels": ["yes", "no"]}
     (tmp_path / "schema.json").write_text(json.dumps(inputs))
-    (tmp_path / "c.toml").write_text("[data]\nfiles = '*.csv'\ntarget = 'back'\nschema = 'schema.json'\n")
+    (tmp_path / "c.toml").write_text(
+        "[data]\nfiles = '*.csv'\ntarget = 'back'\nschema = 'schema.json'\n"
+    )
     section = {"files": str(tmp_path / "*.csv"), "target": "back", "schema": inputs}
     for config in (check_config({"data": section}), read_config(tmp_path / "c.toml")):
         pool = config.federation().pool
         assert pool.columns is not None
         assert pool.columns.inputs == ("city=rome", "city=oslo", "city=bern")
         assert pool.y[:3].tolist() == [1, 0, 0]
-    with pytest.raises(ConfigError, match="a schema should have inputs, or words of texts, got neither"):
+    with pytest.raises(
+        ConfigError, match="a schema should have inputs, or words of texts, got neither"
+    ):
         check_config({"data": {**section, "schema": {}}})
 
 
 def test_categories_that_pandas_declares_are_columns_of_a_simulation_too():
-    frame = pandas.DataFrame(FRAME).astype({"city": pandas.CategoricalDtype(["rome", "oslo", "bern"])})
+    frame = pandas.DataFrame(FRAME).astype(
+        {"city": pandas.CategoricalDtype(["rome", "oslo", "bern"])}
+    )
     pool = federation_from_frame(frame, "id", "back").pool
     assert pool.columns is not None
     assert pool.columns.inputs == ("city=bern", "city=oslo", "city=rome", "age")
-    labels = pandas.DataFrame(FRAME).astype({"back": pandas.CategoricalDtype(["no", "maybe", "yes"])})
+    labels = pandas.DataFrame(FRAME).astype(
+        {"back": pandas.CategoricalDtype(["no", "maybe", "yes"])}
+    )
     assert federation_from_frame(labels, "id", "back").pool.outputs == 3
 
 
@@ -232,7 +303,8 @@ def test_one_client_is_encoded_again_and_several_are_not():
     assert encode_federation(made, agreed) is made
     both = federation_from_frame(pa.table(FRAME), "id", "back")
     with pytest.raises(
-        SchemaError, match="its data is encoded by another schema than the agreed one: column 1 is 'city' in"
+        SchemaError,
+        match="its data is encoded by another schema than the agreed one: column 1 is 'city' in",
     ):
         encode_federation(both.alone(0), agreed)
     with pytest.raises(SchemaError, match="its data has no named columns and no texts"):
@@ -242,7 +314,9 @@ def test_one_client_is_encoded_again_and_several_are_not():
 def test_ids_and_keys_that_were_changed_stay_so():
     made = alone()
     made = replace(made, clients=(replace(made.clients[0], id=7, key=5),))
-    assert [client.id for client in encode_federation(made, schema(labels=["no", "yes"])).clients] == [7]
+    assert [
+        client.id for client in encode_federation(made, schema(labels=["no", "yes"])).clients
+    ] == [7]
 
 
 def test_other_processes_get_no_rows_to_encode_again():
@@ -260,7 +334,8 @@ def test_categories_and_labels_are_united_and_columns_keep_the_order_of_the_firs
     found = agree({5: proposal(), 2: second})
     assert found.refused == {}
     assert found.schema == schema(
-        inputs={"age": "number", "city": ["bern", "oslo", "paris", "rome"]}, labels=["maybe", "no", "yes"]
+        inputs={"age": "number", "city": ["bern", "oslo", "paris", "rome"]},
+        labels=["maybe", "no", "yes"],
     )
 
 
@@ -276,14 +351,17 @@ def test_who_brings_too_many_categories_is_refused():
 
 def test_who_brings_a_third_label_of_a_binary_target_is_refused():
     binary = {"task": "binary", "labels": ["no", "yes"]}
-    found = agree({0: proposal(**binary), 1: proposal(task="binary", labels=["maybe"]), 2: proposal(**binary)})
+    found = agree(
+        {0: proposal(**binary), 1: proposal(task="binary", labels=["maybe"]), 2: proposal(**binary)}
+    )
     assert found.refused == {1: "the target would have more than 2 labels: maybe besides no, yes"}
 
 
 def test_a_binary_target_needs_two_labels():
     one = proposal(task="binary", labels=["no"])
     with pytest.raises(
-        DataError, match="the target 'back' of a binary task should have 2 different values, got 'no' alone"
+        DataError,
+        match="the target 'back' of a binary task should have 2 different values, got 'no' alone",
     ):
         agree({0: one, 1: one})
 
@@ -307,7 +385,9 @@ def test_words_are_ranked_by_the_counts_of_all_clients():
 
 
 def test_differences_are_named_and_only_the_first_few():
-    one = schema(inputs={"age": "number", "a": "number", "b": "number", "c": "number", "d": "number"})
+    one = schema(
+        inputs={"age": "number", "a": "number", "b": "number", "c": "number", "d": "number"}
+    )
     found = agree({0: proposal(), 1: Proposal(one), 2: proposal()}).refused[1]
     assert found == (
         "column 'a' is only in its data; column 'b' is only in its data; column 'c' is only in its data; and 2 more"

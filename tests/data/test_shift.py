@@ -52,8 +52,12 @@ def test_label_permutations_are_distinct_permutations(clusters: int, seed: int) 
     assert len({tuple(label_map) for label_map in found}) == clusters
 
 
-@given(st.sampled_from(["label_swap", "label_permutation"]), st.integers(1, 8), st.integers(0, 1000))
-def test_more_clusters_leave_the_first_ones_as_they_are(name: str, clusters: int, seed: int) -> None:
+@given(
+    st.sampled_from(["label_swap", "label_permutation"]), st.integers(1, 8), st.integers(0, 1000)
+)
+def test_more_clusters_leave_the_first_ones_as_they_are(
+    name: str, clusters: int, seed: int
+) -> None:
     assert maps(name, clusters, seed) == maps(name, clusters + 1, seed)[:clusters]
 
 
@@ -68,12 +72,19 @@ def test_all_permutations_of_few_labels_can_be_used(make_pool: Callable[..., Poo
 
 def test_rotation_turns_the_images_a_quarter_more_for_each_cluster() -> None:
     views, _ = shift_views(DIGITS, "rotation", clients=4, clusters=4)
-    assert [(view.label_map, view.quarter_turns) for view in views] == [(None, 0), (None, 1), (None, 2), (None, 3)]
+    assert [(view.label_map, view.quarter_turns) for view in views] == [
+        (None, 0),
+        (None, 1),
+        (None, 2),
+        (None, 3),
+    ]
     image = DIGITS.inputs(DIGITS.train[:1])
     for turns in range(4):
         turned = DIGITS.inputs(DIGITS.train[:1], turns)
         assert (turned == torch.rot90(image, turns, (2, 3))).all()
-    assert (DIGITS.inputs(DIGITS.train[:1], 1)[0, 0, :, 0] == image[0, 0, 0].flip(0)).all(), "counter-clockwise"
+    assert (DIGITS.inputs(DIGITS.train[:1], 1)[0, 0, :, 0] == image[0, 0, 0].flip(0)).all(), (
+        "counter-clockwise"
+    )
 
 
 def test_a_client_sees_labels_through_its_map() -> None:
@@ -99,7 +110,12 @@ def test_every_shift_has_a_one_line_description() -> None:
             math.comb(10, 2) + 1,
             "at most 45 with shift 'label_swap': there are no more pairs of 10 lab",
         ),
-        ("rotation", 9, 5, "at most 4 with shift 'rotation', which turns by 0°, 90°, 180° and 270°, got 5"),
+        (
+            "rotation",
+            9,
+            5,
+            "at most 4 with shift 'rotation', which turns by 0°, 90°, 180° and 270°, got 5",
+        ),
     ],
 )
 def test_clusters_that_cannot_be(name: str, clients: int, clusters: int, message: str) -> None:
@@ -110,7 +126,8 @@ def test_clusters_that_cannot_be(name: str, clients: int, clusters: int, message
 
 def test_too_many_permutations(make_pool: Callable[..., Pool]) -> None:
     with pytest.raises(
-        ConfigError, match="at most 2 with shift 'label_permutation': there are no more permutations of 2"
+        ConfigError,
+        match="at most 2 with shift 'label_permutation': there are no more permutations of 2",
     ):
         shift_views(make_pool(labels=2), "label_permutation", clients=3, clusters=3)
 
@@ -119,20 +136,34 @@ def test_too_many_permutations(make_pool: Callable[..., Pool]) -> None:
 def test_language_data_has_no_labels_to_shift(make_pool: Callable[..., Pool], name: str) -> None:
     with pytest.raises(DataError) as caught:
         shift_views(make_pool(task="language"), name, clients=4, clusters=2)
-    assert str(caught.value) == f"shift {name!r} needs labels, but toy is language data (next-word prediction)"
+    assert (
+        str(caught.value)
+        == f"shift {name!r} needs labels, but toy is language data (next-word prediction)"
+    )
 
 
-@pytest.mark.parametrize(("inputs", "shape"), [(torch.zeros(250, 6), "[6]"), (torch.zeros(250, 1, 2, 3), "[1, 2, 3]")])
-def test_only_square_images_can_be_turned(make_pool: Callable[..., Any], inputs: torch.Tensor, shape: str) -> None:
+@pytest.mark.parametrize(
+    ("inputs", "shape"), [(torch.zeros(250, 6), "[6]"), (torch.zeros(250, 1, 2, 3), "[1, 2, 3]")]
+)
+def test_only_square_images_can_be_turned(
+    make_pool: Callable[..., Any], inputs: torch.Tensor, shape: str
+) -> None:
     pool = make_pool()
     object.__setattr__(pool, "x", inputs)
     with pytest.raises(DataError) as caught:
         shift_views(pool, "rotation", clients=4, clusters=2)
-    assert str(caught.value) == f"shift 'rotation' needs square images [C, H, H], but inputs of toy are {shape}"
+    assert (
+        str(caught.value)
+        == f"shift 'rotation' needs square images [C, H, H], but inputs of toy are {shape}"
+    )
 
 
 @pytest.mark.parametrize("shift", ["label_swap", "label_permutation"])
 def test_targets_that_are_no_labels_are_not_exchanged(shift):
-    pool = Pool.of_examples("load", torch.zeros(4, 1), torch.rand(4), np.arange(4), np.arange(0), task="regression")
-    with pytest.raises(ConfigError, match=f"shift should be 'none' or 'rotation' for load: .* got '{shift}'"):
+    pool = Pool.of_examples(
+        "load", torch.zeros(4, 1), torch.rand(4), np.arange(4), np.arange(0), task="regression"
+    )
+    with pytest.raises(
+        ConfigError, match=f"shift should be 'none' or 'rotation' for load: .* got '{shift}'"
+    ):
         shift_views(pool, shift, clients=2, clusters=2)

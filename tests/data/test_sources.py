@@ -11,7 +11,16 @@ from fedclade.data import SOURCES, load_pool
 
 def test_every_source_has_a_one_line_description() -> None:
     assert list(SOURCES) == [
-        *("digits", "mnist", "cifar10", "femnist", "ag_news", "sent140", "tiny_shakespeare", "synthetic")
+        *(
+            "digits",
+            "mnist",
+            "cifar10",
+            "femnist",
+            "ag_news",
+            "sent140",
+            "tiny_shakespeare",
+            "synthetic",
+        )
     ]
     for source in SOURCES.values():
         assert source.description
@@ -21,9 +30,13 @@ def test_every_source_has_a_one_line_description() -> None:
 def test_unknown_source_and_argument() -> None:
     with pytest.raises(ConfigError, match="unknown data source 'minst'; did you mean 'mnist'"):
         load_pool("minst")
-    with pytest.raises(ConfigError, match="unknown key of data source 'synthetic': 'aplha'; did you mean 'alpha'"):
+    with pytest.raises(
+        ConfigError, match="unknown key of data source 'synthetic': 'aplha'; did you mean 'alpha'"
+    ):
         load_pool("synthetic", aplha=1)
-    with pytest.raises(ConfigError, match="task of data source 'ag_news' should be 'classification' or 'language'"):
+    with pytest.raises(
+        ConfigError, match="task of data source 'ag_news' should be 'classification' or 'language'"
+    ):
         load_pool("ag_news", task="translation")
 
 
@@ -46,8 +59,14 @@ def test_synthetic_follows_its_definition() -> None:
     owners, sizes = np.unique(pool.natural, return_counts=True)
     assert (len(owners), owners[0], owners[-1]) == (400, "client-000", "client-399")
     assert (sizes.min(), sizes.max()) == (50, 200)
-    assert np.median(sizes) == pytest.approx(50 + np.exp(4), rel=0.1), "a log-normal's median is exp(4)"
-    assert (tuple(pool.x.shape[1:]), str(pool.x.dtype), pool.outputs) == ((60,), "torch.float32", 10)
+    assert np.median(sizes) == pytest.approx(50 + np.exp(4), rel=0.1), (
+        "a log-normal's median is exp(4)"
+    )
+    assert (tuple(pool.x.shape[1:]), str(pool.x.dtype), pool.outputs) == (
+        (60,),
+        "torch.float32",
+        10,
+    )
     x = pool.x.double().numpy()
     of_client = [x[pool.natural == owner] for owner in owners]
     within = np.mean([part.var(axis=0, ddof=1) for part in of_client], axis=0)
@@ -58,13 +77,18 @@ def test_synthetic_follows_its_definition() -> None:
 
 
 def test_synthetic_alpha_changes_no_label() -> None:
-    one, other = (load_pool("synthetic", clients=30, max_samples=100, alpha=alpha) for alpha in (0, 9))
+    one, other = (
+        load_pool("synthetic", clients=30, max_samples=100, alpha=alpha) for alpha in (0, 9)
+    )
     assert (one.x == other.x).all()
     assert (one.y == other.y).float().mean() > 0.999, "up to rounding"
 
 
 def test_synthetic_clients_do_not_depend_on_how_many_there_are() -> None:
-    few, many = load_pool("synthetic", clients=9, seed=3), load_pool("synthetic", clients=12, seed=3)
+    few, many = (
+        load_pool("synthetic", clients=9, seed=3),
+        load_pool("synthetic", clients=12, seed=3),
+    )
     n = len(few.train)
     assert (many.x[:n] == few.x).all()
     assert (many.y[:n] == few.y).all()

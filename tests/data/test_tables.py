@@ -60,7 +60,10 @@ def test_no_rows(write_parquet: Write) -> None:
 def test_labels_out_of_range(value: Any) -> None:
     with pytest.raises(DataError) as caught:
         to_labels([0, value], 10, "file", "label")
-    assert str(caught.value) == f"file: column 'label' should hold whole numbers from 0 to 9, got {value!r} in row 1"
+    assert (
+        str(caught.value)
+        == f"file: column 'label' should hold whole numbers from 0 to 9, got {value!r} in row 1"
+    )
 
 
 def test_texts_that_are_missing() -> None:
@@ -70,7 +73,9 @@ def test_texts_that_are_missing() -> None:
 
 def test_hub_without_a_data_folder() -> None:
     assert open_tables("mnist", None) == HubTables("ylecun/mnist")
-    assert open_tables("sent140", None) == HubTables("stanfordnlp/sentiment140", "refs/convert/parquet")
+    assert open_tables("sent140", None) == HubTables(
+        "stanfordnlp/sentiment140", "refs/convert/parquet"
+    )
     assert open_tables("mnist", Path("there")) == FolderTables(Path("there/mnist"))
 
 
@@ -78,7 +83,9 @@ def test_hub_without_a_data_folder() -> None:
 def hub(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None]]:
     """A Hub with one data set; returns what was asked of it."""
     asked: list[tuple[str, str | None]] = []
-    content = datasets.DatasetDict({"train": datasets.Dataset.from_dict({"label": [3, 1], "text": ["a", "b"]})})
+    content = datasets.DatasetDict(
+        {"train": datasets.Dataset.from_dict({"label": [3, 1], "text": ["a", "b"]})}
+    )
 
     def load_dataset(name: str, revision: str | None = None) -> datasets.DatasetDict:
         asked.append((name, revision))
@@ -99,7 +106,9 @@ def test_hub_is_asked_once(hub: list[tuple[str, str | None]]) -> None:
 def test_hub_without_that_split_or_column(hub: list[tuple[str, str | None]]) -> None:
     with pytest.raises(DataError, match="Hub data set a/b has no split 'test', only train"):
         HubTables("a/b").read("test", ["label"])
-    with pytest.raises(DataError, match=r"Hub data set a/b \(train\) has no column 'image', only label, text"):
+    with pytest.raises(
+        DataError, match=r"Hub data set a/b \(train\) has no column 'image', only label, text"
+    ):
         HubTables("a/b").read("train", ["image"])
 
 
@@ -119,5 +128,7 @@ def test_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_hub_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "datasets", None)
-    with pytest.raises(MissingExtraError, match="loading a/b from the Hub needs the package 'datasets'"):
+    with pytest.raises(
+        MissingExtraError, match="loading a/b from the Hub needs the package 'datasets'"
+    ):
         HubTables("a/b").has("train")

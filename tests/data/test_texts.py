@@ -22,11 +22,17 @@ def words(pool: Any, row: int) -> list[str]:
 
 
 def test_ag_news_is_next_word_prediction_by_topic(write_parquet: Write, tmp_path: Path) -> None:
-    write_parquet("ag_news/train.parquet", {"text": ["a b a c", "single", "b a"], "label": [3, 0, 1]})
+    write_parquet(
+        "ag_news/train.parquet", {"text": ["a b a c", "single", "b a"], "label": [3, 0, 1]}
+    )
     write_parquet("ag_news/test.parquet", {"text": ["a z"], "label": [2]})
     pool = load_pool("ag_news", data_dir=tmp_path / "data", sequence_length=3)
-    assert pool.vocabulary == ("<pad>", "<unk>", "a", "b", "c"), "of the training texts that are kept"
-    assert pool.x.tolist() == [[2, 3, 2], [3, PAD, PAD], [2, PAD, PAD]], "the text of one word is left out"
+    assert pool.vocabulary == ("<pad>", "<unk>", "a", "b", "c"), (
+        "of the training texts that are kept"
+    )
+    assert pool.x.tolist() == [[2, 3, 2], [3, PAD, PAD], [2, PAD, PAD]], (
+        "the text of one word is left out"
+    )
     assert pool.y.tolist() == [[3, 2, 4], [2, IGNORED, IGNORED], [UNKNOWN, IGNORED, IGNORED]]
     assert (pool.task, pool.outputs, pool.groups.tolist()) == ("language", 5, [3, 1, 2])
     assert (pool.train.tolist(), pool.test.tolist()) == ([0, 1], [2])
@@ -37,17 +43,27 @@ def test_ag_news_is_next_word_prediction_by_topic(write_parquet: Write, tmp_path
 def test_ag_news_as_classification(write_parquet: Write, tmp_path: Path) -> None:
     for split in ("train", "test"):
         write_parquet(f"ag_news/{split}.parquet", {"text": ["a b a c", "b a"], "label": [3, 1]})
-    pool = load_pool("ag_news", data_dir=tmp_path / "data", task="classification", sequence_length=3, vocabulary_size=4)
+    pool = load_pool(
+        "ag_news",
+        data_dir=tmp_path / "data",
+        task="classification",
+        sequence_length=3,
+        vocabulary_size=4,
+    )
     assert pool.x[:2].tolist() == [[2, 3, 2], [3, 2, PAD]]
     assert (pool.y.tolist(), pool.outputs, pool.task) == ([3, 1, 3, 1], 4, "classification")
 
 
-def test_ag_news_holds_out_a_tenth_if_there_is_no_training_split(write_parquet: Write, tmp_path: Path) -> None:
+def test_ag_news_holds_out_a_tenth_if_there_is_no_training_split(
+    write_parquet: Write, tmp_path: Path
+) -> None:
     texts = [f"word{i} follows" for i in range(40)]
     write_parquet("ag_news/test.parquet", {"text": texts, "label": [i % 4 for i in range(40)]})
     pool = load_pool("ag_news", data_dir=tmp_path / "data")
     assert (len(pool.train), len(pool.test)) == (36, 4)
-    assert not {words(pool, row)[0] for row in pool.test} & {words(pool, row)[0] for row in pool.train}
+    assert not {words(pool, row)[0] for row in pool.test} & {
+        words(pool, row)[0] for row in pool.train
+    }
     for row in pool.train:
         assert int(words(pool, row)[0].removeprefix("word")) % 4 == pool.groups[row]
     again = load_pool("ag_news", data_dir=tmp_path / "data", seed=9)
@@ -83,12 +99,16 @@ def test_tiny_shakespeare_by_speaker(tmp_path: Path) -> None:
     assert pool.natural is not None
     assert pool.natural.tolist() == ["First Citizen", "First Citizen", "All"]
     assert words(pool, 0) == ["before", "we", "proceed", ",", "hear", "me", ".", "he"]
-    assert words(pool, 1) == ["said", ":", "you", "are", "all", "resolved"], "its last word is a target only"
+    assert words(pool, 1) == ["said", ":", "you", "are", "all", "resolved"], (
+        "its last word is a target only"
+    )
     assert words(pool, 2) == ["speak", ",", "speak"]
     assert (len(pool.train), len(pool.test), pool.groups.tolist()) == (3, 0, [0, 0, 0])
 
 
-def test_tiny_shakespeare_from_the_hub_is_its_splits_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiny_shakespeare_from_the_hub_is_its_splits_in_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     splits = {"train": PLAY[:70], "validation": PLAY[70:90], "test": PLAY[90:]}
     monkeypatch.setattr(HubTables, "_splits", splits)
     monkeypatch.setattr(HubTables, "read", lambda self, split, columns: {"text": [splits[split]]})
@@ -101,7 +121,10 @@ def test_tiny_shakespeare_that_is_missing_not_text_or_without_speakers(tmp_path:
     file = write_play(tmp_path, "no speakers\nat all\n")
     with pytest.raises(DataError) as caught:
         load_pool("tiny_shakespeare", data_dir=tmp_path / "data")
-    assert str(caught.value) == f"{file} should have lines 'Speaker:' above what the speaker says, got none"
+    assert (
+        str(caught.value)
+        == f"{file} should have lines 'Speaker:' above what the speaker says, got none"
+    )
     file.write_bytes(b"\xff\xfe\xff")
     with pytest.raises(DataError, match="which should be a text in UTF-8"):
         load_pool("tiny_shakespeare", data_dir=tmp_path / "data")
@@ -112,8 +135,13 @@ def test_tiny_shakespeare_that_is_missing_not_text_or_without_speakers(tmp_path:
 
 
 def test_sent140_in_the_hubs_layout(write_parquet: Write, tmp_path: Path) -> None:
-    write_parquet("sent140/train.parquet", {"text": ["So sad", "so GOOD"], "user": ["u", "v"], "sentiment": [0, 4]})
-    write_parquet("sent140/test.parquet", {"text": ["meh", "good"], "user": ["w", "w"], "sentiment": [2, 4]})
+    write_parquet(
+        "sent140/train.parquet",
+        {"text": ["So sad", "so GOOD"], "user": ["u", "v"], "sentiment": [0, 4]},
+    )
+    write_parquet(
+        "sent140/test.parquet", {"text": ["meh", "good"], "user": ["w", "w"], "sentiment": [2, 4]}
+    )
     pool = load_pool("sent140", data_dir=tmp_path / "data", sequence_length=2)
     assert pool.natural is not None
     assert pool.natural.tolist() == ["u", "v", "w"]
@@ -130,12 +158,17 @@ def leaf(x: list[Any], y: list[Any]) -> dict[str, Any]:
 
 
 def test_sent140_with_word_vectors(write_parquet: Write, tmp_path: Path) -> None:
-    write_parquet("sent140/train.parquet", {"text": ["so sad", "so good!"], "user": ["u", "v"], "sentiment": [0, 4]})
+    write_parquet(
+        "sent140/train.parquet",
+        {"text": ["so sad", "so good!"], "user": ["u", "v"], "sentiment": [0, 4]},
+    )
     (tmp_path / "data/sent140/small.txt").write_text("so 1 2\nother 9 9\ngood -3 0.5\n")
     plain = load_pool("sent140", data_dir=tmp_path / "data", sequence_length=3)
     pool = load_pool("sent140", data_dir=tmp_path / "data", sequence_length=3, vectors="small.txt")
     assert pool.x.dtype == torch.float32
-    assert pool.x.tolist() == [[[1, 2], [0, 0], [0, 0]], [[1, 2], [-3, 0.5], [0, 0]]], "sad, ! and padding have none"
+    assert pool.x.tolist() == [[[1, 2], [0, 0], [0, 0]], [[1, 2], [-3, 0.5], [0, 0]]], (
+        "sad, ! and padding have none"
+    )
     assert (pool.vocabulary, pool.task, pool.outputs) == ((), "classification", 2)
     assert pool.y.tolist() == plain.y.tolist()
 
@@ -147,10 +180,15 @@ def test_sent140_with_word_vectors(write_parquet: Write, tmp_path: Path) -> None
         ("so 1 2\nsad 1\n", "small.txt, line 2: 'sad' should have 2 finite numbers, got 1"),
         ("so 1 nan\n", "small.txt, line 1: 'so' should have 2 finite numbers, got 2"),
         ("so 1 x\n", "cannot read the word vectors in .*small.txt: could not convert"),
-        ("other 1 2\n", "small.txt should have vectors of the 4 words of the data, got none of them"),
+        (
+            "other 1 2\n",
+            "small.txt should have vectors of the 4 words of the data, got none of them",
+        ),
     ],
 )
-def test_word_vectors_that_cannot_be_used(content: str | None, told: str, write_parquet: Write, tmp_path: Path) -> None:
+def test_word_vectors_that_cannot_be_used(
+    content: str | None, told: str, write_parquet: Write, tmp_path: Path
+) -> None:
     write_parquet("sent140/train.parquet", {"text": ["so sad"], "user": ["u"], "sentiment": [0]})
     if content is not None:
         (tmp_path / "data/sent140/small.txt").write_text(content)
@@ -171,7 +209,11 @@ def test_sent140_in_leafs_layout(write_json: Write, tmp_path: Path) -> None:
     ("x", "y", "message"),
     [
         (tweet("a"), 3, "column 'y' should hold 0, 2 or 4, got 3 in row 0"),
-        (["1", "Mon"], 0, "x should be [id, date, query, user, text, ...] for each tweet, got ['1', 'Mon']"),
+        (
+            ["1", "Mon"],
+            0,
+            "x should be [id, date, query, user, text, ...] for each tweet, got ['1', 'Mon']",
+        ),
         (tweet(None), 0, "column 'x' should hold texts, got None in row 0"),
     ],
 )

@@ -25,7 +25,9 @@ def prepared(
     for number, text in enumerate(files):
         (folder / f"{number}.csv").write_text(text)
         sheets.append(read_sheet(folder / f"{number}.csv"))
-    return [sheet.table.to_pydict() for sheet in prepare_sheets(sheets, roles, notation or Notation())]
+    return [
+        sheet.table.to_pydict() for sheet in prepare_sheets(sheets, roles, notation or Notation())
+    ]
 
 
 def lines(header: str, rows: Sequence[str]) -> str:
@@ -35,7 +37,9 @@ def lines(header: str, rows: Sequence[str]) -> str:
 def framed(columns: dict[str, Sequence[Any]], **given: Any) -> Federation:
     """Return the federation of a data frame of two clients."""
     n = len(next(iter(columns.values())))
-    frame = pa.table({**columns, "who": [f"c{k % 2}" for k in range(n)], "y": [k // 2 % 2 for k in range(n)]})
+    frame = pa.table(
+        {**columns, "who": [f"c{k % 2}" for k in range(n)], "y": [k // 2 % 2 for k in range(n)]}
+    )
     return federation_from_frame(frame, "who", "y", **given)
 
 
@@ -55,15 +59,21 @@ def test_another_file_with_the_same_separator_decides_what_a_mark_is(tmp_path: P
 
 
 def test_numbers_that_are_the_same_by_both_marks_decide_nothing(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"column 'a' has '1,234' in row 1, which is 1234 by decimal = '\.' and"):
+    with pytest.raises(
+        DataError, match=r"column 'a' has '1,234' in row 1, which is 1234 by decimal = '\.' and"
+    ):
         prepared(tmp_path, "b;a;y\n1 234;1,234;1\n")
-    with pytest.raises(DataError, match="column 'a' has '01/02/1970' in row 1, which may begin with the day or"):
+    with pytest.raises(
+        DataError, match="column 'a' has '01/02/1970' in row 1, which may begin with the day or"
+    ):
         prepared(tmp_path, "b,a,y\n02/02/1970,01/02/1970,1\n")
     [found] = prepared(tmp_path, "a,b,y\n1 234,2.345,1\n")
     assert (found["a"], found["b"]) == ([1234], [2.345])
 
 
-def test_a_point_in_a_file_with_commas_between_cells_is_decimal_whatever_other_files_have(tmp_path: Path) -> None:
+def test_a_point_in_a_file_with_commas_between_cells_is_decimal_whatever_other_files_have(
+    tmp_path: Path,
+) -> None:
     first, second = prepared(tmp_path, "a,y\n1.234,1\n", 'a,y\n"1,5",1\n')
     assert (first["a"], second["a"]) == ([1.234], [1.5])
 
@@ -77,13 +87,23 @@ def test_a_file_with_another_separator_keeps_its_decimal_point(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("files", "text", "values"),
     [
-        (['a,y\n"1,234",1\n"2,345",0\n'], "1,234", "1234 by decimal = '.' and 1.234 by decimal = ','"),
+        (
+            ['a,y\n"1,234",1\n"2,345",0\n'],
+            "1,234",
+            "1234 by decimal = '.' and 1.234 by decimal = ','",
+        ),
         (["a;y\n1,234;1\n2,345;0\n"], "1,234", "1234 by decimal = '.' and 1.234 by decimal = ','"),
         (["a;y\n1.234;1\n2.345;0\n"], "1.234", "1.234 by decimal = '.' and 1234 by decimal = ','"),
-        (["a;b;c;y\n1,234;0,5;0.5;1\n"], "1,234", "1234 by decimal = '.' and 1.234 by decimal = ','"),
+        (
+            ["a;b;c;y\n1,234;0,5;0.5;1\n"],
+            "1,234",
+            "1234 by decimal = '.' and 1.234 by decimal = ','",
+        ),
     ],
 )
-def test_a_mark_that_nothing_decides_is_refused(tmp_path: Path, files: list[str], text: str, values: str) -> None:
+def test_a_mark_that_nothing_decides_is_refused(
+    tmp_path: Path, files: list[str], text: str, values: str
+) -> None:
     with pytest.raises(DataError) as caught:
         prepared(tmp_path, *files)
     assert str(caught.value) == (
@@ -91,7 +111,9 @@ def test_a_mark_that_nothing_decides_is_refused(tmp_path: Path, files: list[str]
         "number decides; say which is right"
     )
     for mark in ".,":
-        [found] = prepared(tmp_path, *files[:1], roles=ColumnRoles(("y",), ("a",)), notation=Notation(decimal=mark))
+        [found] = prepared(
+            tmp_path, *files[:1], roles=ColumnRoles(("y",), ("a",)), notation=Notation(decimal=mark)
+        )
         assert found["a"][0] == (1.234 if mark == text[1] else 1234)
 
 
@@ -118,7 +140,9 @@ def test_only_commas_between_thousands_are_reported(
 
 
 @pytest.mark.parametrize("text", ["a,y\n1.5,1\n", 'a,y\n"1.5",1\n', "a;y\n1.5;1\n"])
-def test_a_number_with_the_other_mark_than_the_given_one_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_number_with_the_other_mark_than_the_given_one_is_refused(
+    tmp_path: Path, text: str
+) -> None:
     with pytest.raises(DataError) as caught:
         prepared(tmp_path, text, notation=Notation(decimal=","))
     assert str(caught.value) == (
@@ -132,17 +156,23 @@ def test_empty_cells_among_numbers_with_commas_stay_empty_cells(tmp_path: Path) 
     (tmp_path / "0.csv").write_text('a,y\n"1,5",1\n"",0\nNA,1\n')
     sheets.append(read_sheet(tmp_path / "0.csv"))
     rows = Rows(prepare_sheets(sheets, ROLES, Notation()))
-    with pytest.raises(DataError, match=r"column 'a' has an empty cell in row 2 \(and 1 more\); fill it in"):
+    with pytest.raises(
+        DataError, match=r"column 'a' has an empty cell in row 2 \(and 1 more\); fill it in"
+    ):
         rows.numbers("a")
 
 
 def test_other_dates_decide_the_order_of_day_and_month(tmp_path: Path) -> None:
-    first, second = prepared(tmp_path, "a,b,y\n01/02/1970,31/01/1970,1\n", "a,b,y\n12/31/1970,01/02/1970,1\n")
+    first, second = prepared(
+        tmp_path, "a,b,y\n01/02/1970,31/01/1970,1\n", "a,b,y\n12/31/1970,01/02/1970,1\n"
+    )
     assert (first["a"], first["b"]) == ([31], [30])
     assert (second["a"], second["b"]) == ([364], [1])
 
 
-def test_what_was_assumed_is_told_before_an_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_was_assumed_is_told_before_an_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING, "fedclade"), pytest.raises(DataError):
         prepared(tmp_path, "a;y\n01/02/1970;1\n")
     assert caplog.messages == ["how the data is read: separator ';'"]
@@ -174,7 +204,11 @@ def test_years_of_two_digits_are_refused_with_the_setting(tmp_path: Path) -> Non
 
 
 def test_typed_dates_and_times_are_numbers(caplog: pytest.LogCaptureFixture) -> None:
-    columns = {"day": [date(1970, 1, 2)] * 4, "moment": [datetime(1970, 1, 2, 12)] * 4, "clock": [time(6, 30)] * 4}
+    columns = {
+        "day": [date(1970, 1, 2)] * 4,
+        "moment": [datetime(1970, 1, 2, 12)] * 4,
+        "clock": [time(6, 30)] * 4,
+    }
     with caplog.at_level(logging.WARNING, "fedclade"):
         made = framed(columns)
     assert made.pool.x[0].tolist() == [1, 1.5, 6.5]
@@ -216,7 +250,9 @@ def test_a_target_with_decimal_commas_is_a_regression() -> None:
 
 
 def test_names_of_clients_and_texts_to_learn_from_are_no_numbers() -> None:
-    frame = pa.table({"who": ["1,5", "2,5"] * 8, "x": [f"{k},5" for k in range(16)], "y": [0, 1] * 8})
+    frame = pa.table(
+        {"who": ["1,5", "2,5"] * 8, "x": [f"{k},5" for k in range(16)], "y": [0, 1] * 8}
+    )
     made = federation_from_frame(frame, "who", "y", text="x")
     assert [client.name for client in made.clients] == ["1,5", "2,5"]
     assert {"3", ",", "5"} <= set(made.pool.vocabulary)
@@ -239,7 +275,9 @@ def test_a_column_of_ids_is_refused_with_examples_and_the_fix() -> None:
 
 def test_a_target_of_ids_is_refused() -> None:
     frame = pa.table({"who": ["a", "b"] * 20, "x": range(40), "y": IDS[:40]})
-    with pytest.raises(DataError, match=r"the target 'y' has 40 different texts in 40 rows.*; take another target"):
+    with pytest.raises(
+        DataError, match=r"the target 'y' has 40 different texts in 40 rows.*; take another target"
+    ):
         federation_from_frame(frame, "who", "y")
 
 
@@ -249,14 +287,18 @@ def test_few_texts_and_categories_of_pandas_are_categories() -> None:
     few, many = [f"w{k}" for k in range(10)], [f"w{k}" for k in range(20)]
     assert framed({"ward": few}).pool.x.shape == (10, 10)
     assert framed({"ward": many * 2}).pool.x.shape == (40, 20)
-    frame = pandas.DataFrame({"who": ["a", "b"] * 10, "ward": pandas.Categorical(many), "y": [0, 1] * 10})
+    frame = pandas.DataFrame(
+        {"who": ["a", "b"] * 10, "ward": pandas.Categorical(many), "y": [0, 1] * 10}
+    )
     assert federation_from_frame(frame, "who", "y").pool.x.shape == (20, 20)
 
 
 def test_a_column_that_becomes_many_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "fedclade"):
         framed({"place": [f"place {k}" for k in range(51)] * 2})
-    assert caplog.messages == ["how the data is read: column 'place' becomes 51 columns, one for each of its texts"]
+    assert caplog.messages == [
+        "how the data is read: column 'place' becomes 51 columns, one for each of its texts"
+    ]
 
 
 def test_other_texts_among_numbers_are_refused_with_their_row(tmp_path: Path) -> None:
@@ -269,7 +311,9 @@ def test_other_texts_among_numbers_are_refused_with_their_row(tmp_path: Path) ->
         "texts of this kind: 1); fill it in, or leave the row or the column out"
     )
     dates = [f"{k + 1}.1.2024;1" for k in range(30)] + ["unknown;1"]
-    with pytest.raises(DataError, match="column 'a' has 'unknown' in row 31 among numbers or dates"):
+    with pytest.raises(
+        DataError, match="column 'a' has 'unknown' in row 31 among numbers or dates"
+    ):
         prepared(tmp_path, lines("a;y", dates))
 
 
@@ -293,7 +337,9 @@ def test_many_whole_numbers_that_are_texts_are_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "Unnamed: 0"])
-@pytest.mark.parametrize("values", [[0, 1, 2, 3], [3, 7, 1, 9], ["ann", "bob", "cy", "dee"], ["", "", "", ""]])
+@pytest.mark.parametrize(
+    "values", [[0, 1, 2, 3], [3, 7, 1, 9], ["ann", "bob", "cy", "dee"], ["", "", "", ""]]
+)
 def test_an_unnamed_column_that_tells_rows_apart_is_left_out(
     tmp_path: Path, name: str, values: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -316,7 +362,9 @@ def test_an_unnamed_column_of_other_values_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_unnamed_column_is_no_matter_where_the_inputs_are_named(tmp_path: Path) -> None:
-    [found] = prepared(tmp_path, lines("a,,y", ["1,1,0", "2,1,1"]), roles=ColumnRoles(("y",), ("a",)))
+    [found] = prepared(
+        tmp_path, lines("a,,y", ["1,1,0", "2,1,1"]), roles=ColumnRoles(("y",), ("a",))
+    )
     assert list(found) == ["a", "", "y"]
 
 

@@ -22,7 +22,10 @@ def part(n: int, first: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def held(made: Federation) -> dict[str, tuple[int, int, int]]:
-    return {client.name: (len(client.train), len(client.validation), len(client.test)) for client in made.clients}
+    return {
+        client.name: (len(client.train), len(client.validation), len(client.test))
+        for client in made.clients
+    }
 
 
 def test_parts_in_every_form_keep_their_place() -> None:
@@ -45,7 +48,11 @@ def test_parts_in_every_form_keep_their_place() -> None:
         "numpy": (3, 0, 1),
     }
     assert made.examples(0, "test")[0].flatten().tolist() == [100, 101]
-    assert (str(made), made.pool.outputs, made.pool.task) == ("custom, 6 clients", 2, "classification")
+    assert (str(made), made.pool.outputs, made.pool.task) == (
+        "custom, 6 clients",
+        2,
+        "classification",
+    )
 
 
 def test_what_is_set_aside_depends_on_the_seed_and_the_client_alone() -> None:
@@ -84,25 +91,43 @@ def test_targets_say_what_the_task_is(y: torch.Tensor, given: Any, task: str, ou
 
 def test_newcomers_are_held_back_and_keep_their_draws() -> None:
     parts = {str(k): part(10, 10 * k) for k in range(5)}
-    everyone, made = federation(parts), federation(parts, newcomers=2, newcomer_samples=5, samples_per_client=9)
+    everyone, made = (
+        federation(parts),
+        federation(parts, newcomers=2, newcomer_samples=5, samples_per_client=9),
+    )
     assert made.newcomers is not None
     assert (made.ids, made.newcomers.ids) == ((0, 1, 2), (3, 4))
     names = {client.name for client in (*made.clients, *made.newcomers.clients)}
     assert names == set(parts)
-    assert [len(c.train) + len(c.test) for c in (*made.clients, *made.newcomers.clients)] == [9, 9, 9, 5, 5]
+    assert [len(c.train) + len(c.test) for c in (*made.clients, *made.newcomers.clients)] == [
+        9,
+        9,
+        9,
+        5,
+        5,
+    ]
     keys = {client.name: client.key for client in everyone.clients}
     assert all(client.key == keys[client.name] for client in made.newcomers.clients)
 
 
 def test_true_clusters_are_given_by_name() -> None:
     parts = {name: part(10) for name in "abc"}
-    assert federation(parts, true_clusters={"a": 1, "b": 0, "c": 1}).true_clusters == {0: 1, 1: 0, 2: 1}
-    with pytest.raises(DataError, match=r"should name every client exactly once; these do not match: \['c', 'd'\]"):
+    assert federation(parts, true_clusters={"a": 1, "b": 0, "c": 1}).true_clusters == {
+        0: 1,
+        1: 0,
+        2: 1,
+    }
+    with pytest.raises(
+        DataError, match=r"should name every client exactly once; these do not match: \['c', 'd'\]"
+    ):
         federation(parts, true_clusters={"a": 1, "b": 0, "d": 1})
 
 
 def test_texts_become_words_of_the_training_texts() -> None:
-    data = {"a": ((["Good day!", "good dog"], [1, 0]), (["good cat"], [1])), "b": (["good"] * 3, [1, 1, 1])}
+    data = {
+        "a": ((["Good day!", "good dog"], [1, 0]), (["good cat"], [1])),
+        "b": (["good"] * 3, [1, 1, 1]),
+    }
     made = federation(data, max_words=3, vocabulary_size=5)
     assert made.pool.vocabulary == ("<pad>", "<unk>", "good", "!", "day")
     assert made.examples(0, "train")[0].tolist() == [[2, 4, 3], [2, 1, 0]]
@@ -113,32 +138,46 @@ def test_texts_become_words_of_the_training_texts() -> None:
 def test_each_client_is_scaled_by_its_own_training_examples() -> None:
     a, b = torch.tensor([[1.0, 0, 7], [3, 1, 7]]), torch.tensor([[10.0, 1, 7], [30, 0, 7]])
     y = torch.tensor([0, 1])
-    made = federation({"a": ((a, y), (a * torch.tensor([2, 1, 1]), y)), "b": ((b, y), (b, y))}, standardize="client")
-    assert made.examples(0, "train")[0].tolist() == [[-1, 0, 0], [1, 1, 0]]  # the second is 0 or 1, the third constant
+    made = federation(
+        {"a": ((a, y), (a * torch.tensor([2, 1, 1]), y)), "b": ((b, y), (b, y))},
+        standardize="client",
+    )
+    assert made.examples(0, "train")[0].tolist() == [
+        [-1, 0, 0],
+        [1, 1, 0],
+    ]  # the second is 0 or 1, the third constant
     assert made.examples(0, "test")[0][:, 0].tolist() == [0, 4]
     assert made.examples(1, "train")[0].tolist() == [[-1, 1, 0], [1, 0, 0]]
 
 
 def test_all_are_scaled_alike_by_what_their_training_examples_come_to() -> None:
     draw = np.random.default_rng(0)
-    parts = {f"{k}": (draw.normal(1e6 + k, 1 + k, (20 + k, 3)), np.arange(20 + k) % 2) for k in range(4)}
+    parts = {
+        f"{k}": (draw.normal(1e6 + k, 1 + k, (20 + k, 3)), np.arange(20 + k) % 2) for k in range(4)
+    }
     raw, made = (federation(parts, newcomers=1, standardize=how) for how in ("none", "federated"))  # pyright: ignore
     train = torch.cat([raw.examples(client, "train")[0] for client in raw.ids]).double()
     columns = made.pool.columns
     assert columns is not None
     assert columns.inputs == ("x0", "x1", "x2")
     torch.testing.assert_close(torch.tensor(columns.mean, dtype=torch.float64), train.mean(0))
-    torch.testing.assert_close(torch.tensor(columns.std, dtype=torch.float64), train.std(0, correction=0))
+    torch.testing.assert_close(
+        torch.tensor(columns.std, dtype=torch.float64), train.std(0, correction=0)
+    )
     for of, scaled in ((raw, made), (raw.newcomers, made.newcomers)):
         assert of is not None
         assert scaled is not None
-        expected = (of.examples(of.ids[0], "test")[0].double() - train.mean(0)) / train.std(0, correction=0)
+        expected = (of.examples(of.ids[0], "test")[0].double() - train.mean(0)) / train.std(
+            0, correction=0
+        )
         torch.testing.assert_close(scaled.examples(of.ids[0], "test")[0], expected.float())
 
 
 def test_it_trains() -> None:
     parts = {name: part(20) for name in "ab"}
-    run = simulate("fedavg", "mclr", federation(parts, standardize="federated"), rounds=1, engine="loop")
+    run = simulate(
+        "fedavg", "mclr", federation(parts, standardize="federated"), rounds=1, engine="loop"
+    )
     assert run.summary["clients"] == 2
 
 
@@ -157,7 +196,11 @@ def test_it_trains() -> None:
             {},
             "client 'b' has 1 example, but needs 2: one to train on, one to be tested on",
         ),
-        ({"a": (torch.zeros(3, 1), torch.zeros(2))}, {}, "training data of 'a' should be arrays x and y of one length"),
+        (
+            {"a": (torch.zeros(3, 1), torch.zeros(2))},
+            {},
+            "training data of 'a' should be arrays x and y of one length",
+        ),
         (
             {"a": (part(3), (torch.zeros(2, 1), torch.tensor([0, -1])))},
             {},
@@ -178,9 +221,21 @@ def test_it_trains() -> None:
             {},
             "are several whole numbers for each example; say by",
         ),
-        ({"a": part(3)}, {"test_fraction": 0.0}, "test_fraction should be greater than 0 and less than 1, got 0.0"),
-        ({"a": part(3)}, {"newcomers": 1}, "newcomers.clients should be below the number of clients (1), got 1"),
-        ({"a": part(3)}, {"standardize": "clients"}, "unknown standardize 'clients'; did you mean 'client'?"),
+        (
+            {"a": part(3)},
+            {"test_fraction": 0.0},
+            "test_fraction should be greater than 0 and less than 1, got 0.0",
+        ),
+        (
+            {"a": part(3)},
+            {"newcomers": 1},
+            "newcomers.clients should be below the number of clients (1), got 1",
+        ),
+        (
+            {"a": part(3)},
+            {"standardize": "clients"},
+            "unknown standardize 'clients'; did you mean 'client'?",
+        ),
         (
             {"a": (["one", "two"], [0, 1])},
             {"standardize": "client"},
@@ -214,12 +269,22 @@ def test_augmentations_that_cannot_be_used(augment: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("dtype", "inputs_are", "expected"),
     [
-        *((np.uint8, "auto", torch.uint8), (np.uint8, "numbers", torch.float32), (np.uint8, "tokens", torch.int64)),
-        *((np.int32, "auto", torch.int64), (np.int32, "numbers", torch.float32), (np.int32, "tokens", torch.int64)),
+        *(
+            (np.uint8, "auto", torch.uint8),
+            (np.uint8, "numbers", torch.float32),
+            (np.uint8, "tokens", torch.int64),
+        ),
+        *(
+            (np.int32, "auto", torch.int64),
+            (np.int32, "numbers", torch.float32),
+            (np.int32, "tokens", torch.int64),
+        ),
         *((np.float64, "auto", torch.float32), (np.float64, "tokens", torch.int64)),
     ],
 )
-def test_inputs_are_numbers_or_tokens_as_it_is_said(dtype: Any, inputs_are: Any, expected: torch.dtype) -> None:
+def test_inputs_are_numbers_or_tokens_as_it_is_said(
+    dtype: Any, inputs_are: Any, expected: torch.dtype
+) -> None:
     x, y = np.arange(40).reshape(20, 2).astype(dtype), np.arange(20) % 2
     made = federation({"a": (x, y)}, inputs_are=inputs_are)
     assert made.pool.x.dtype == expected
@@ -232,7 +297,9 @@ def test_inputs_are_numbers_or_tokens_as_it_is_said(dtype: Any, inputs_are: Any,
 @pytest.mark.parametrize("value", [0.5, -1.0, float("nan")])
 def test_tokens_are_whole_numbers_of_at_least_0(value: float) -> None:
     x, y = torch.tensor([[1.0], [value]] * 10), torch.arange(20) % 2
-    with pytest.raises(DataError, match=f"whole numbers of at least 0 where inputs_are = 'tokens', got {value}"):
+    with pytest.raises(
+        DataError, match=f"whole numbers of at least 0 where inputs_are = 'tokens', got {value}"
+    ):
         federation({"a": (x, y)}, inputs_are="tokens")
 
 
@@ -257,7 +324,9 @@ def one(x: Any, y: Any) -> Federation:
 def test_examples_without_a_label_are_to_be_left_out(none: int) -> None:
     x, y = part(6)
     y[3:] = none
-    told = f"labels of training data of 'a' should be whole numbers from 0 on, got {none} in example 3"
+    told = (
+        f"labels of training data of 'a' should be whole numbers from 0 on, got {none} in example 3"
+    )
     advice = "; where a negative number means that there is no label, leave these examples out"
     with pytest.raises(DataError) as caught:
         one(x, y)
@@ -276,7 +345,10 @@ def test_a_last_label_that_may_mean_none_is_named_where_the_model_lacks_it() -> 
 
 
 UNREADABLE = {
-    "masked": (np.ma.masked_array(np.zeros((6, 1)), mask=[[1]] * 2 + [[0]] * 4), "2 of 6 values are masked"),
+    "masked": (
+        np.ma.masked_array(np.zeros((6, 1)), mask=[[1]] * 2 + [[0]] * 4),
+        "2 of 6 values are masked",
+    ),
     "meta": (torch.zeros(6, 1, device="meta"), "the tensor is on the 'meta' device"),
     "sparse": (torch.zeros(6, 1).to_sparse(), "the tensor is sparse"),
 }
@@ -285,15 +357,24 @@ UNREADABLE = {
 @pytest.mark.parametrize("kind", UNREADABLE)
 def test_arrays_whose_values_cannot_be_read_are_named(kind: str) -> None:
     odd, told = UNREADABLE[kind]
-    with pytest.raises(DataError, match=f"inputs of training data of 'a' should be a plain array or tensor: {told}"):
+    with pytest.raises(
+        DataError, match=f"inputs of training data of 'a' should be a plain array or tensor: {told}"
+    ):
         one(odd, part(6)[1])
-    with pytest.raises(DataError, match=f"targets of training data of 'a' should be a plain array or tensor: {told}"):
+    with pytest.raises(
+        DataError,
+        match=f"targets of training data of 'a' should be a plain array or tensor: {told}",
+    ):
         one(part(6)[0], odd[:, 0] if kind != "sparse" else odd)
     rows = [(odd[row] if kind != "sparse" else torch.zeros(1).to_sparse(), 0) for row in range(3)]
-    with pytest.raises(DataError, match=r"the inputs of example 0 of training data of 'a' should be a plain array"):
+    with pytest.raises(
+        DataError, match=r"the inputs of example 0 of training data of 'a' should be a plain array"
+    ):
         federation({"a": Rows(rows)})
     rows = [(torch.zeros(1), row[0][0] if kind != "sparse" else row[0]) for row in rows]
-    with pytest.raises(DataError, match=r"the target of example 0 of training data of 'a' should be a plain array"):
+    with pytest.raises(
+        DataError, match=r"the target of example 0 of training data of 'a' should be a plain array"
+    ):
         federation({"a": Rows(rows)})
 
 
@@ -326,5 +407,7 @@ def test_labels_of_a_billion_are_refused_for_every_source() -> None:
 
 @pytest.mark.parametrize("data", [dict, torch.tensor(1.0), np.array(1.0)])
 def test_a_data_set_without_a_length_is_refused(data: Any) -> None:
-    with pytest.raises(DataError, match=r"should be a map-style torch data set \(with len\(\) and indexing\), got"):
+    with pytest.raises(
+        DataError, match=r"should be a map-style torch data set \(with len\(\) and indexing\), got"
+    ):
         fedclade.pool_from_torch(data)

@@ -4,7 +4,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedclade.core import IGNORED
-from fedclade.data.texts import PAD, UNKNOWN, build_vocabulary, cut_windows, encode, next_words, pad, split_words
+from fedclade.data.texts import (
+    PAD,
+    UNKNOWN,
+    build_vocabulary,
+    cut_windows,
+    encode,
+    next_words,
+    pad,
+    split_words,
+)
 
 
 def test_split_words() -> None:
@@ -34,8 +43,12 @@ def test_next_words_of_short_fitting_and_long_sequences() -> None:
     assert y.tolist() == [[3, IGNORED, IGNORED], [3, 4, 5], [3, 4, 5]]
 
 
-@given(st.lists(st.lists(st.integers(1, 9), min_size=2, max_size=12), min_size=1), st.integers(1, 8))
-def test_every_target_is_the_next_input_and_every_sequence_has_one(sequences: list[list[int]], length: int) -> None:
+@given(
+    st.lists(st.lists(st.integers(1, 9), min_size=2, max_size=12), min_size=1), st.integers(1, 8)
+)
+def test_every_target_is_the_next_input_and_every_sequence_has_one(
+    sequences: list[list[int]], length: int
+) -> None:
     x, y = next_words(sequences, length)
     assert x.shape == y.shape == (len(sequences), length)
     assert ((x == PAD) == (y == IGNORED)).all()
@@ -46,7 +59,9 @@ def test_every_target_is_the_next_input_and_every_sequence_has_one(sequences: li
 
 
 @given(st.lists(st.integers(), max_size=40), st.integers(1, 8))
-def test_windows_make_every_token_but_the_first_a_target_once(tokens: list[int], length: int) -> None:
+def test_windows_make_every_token_but_the_first_a_target_once(
+    tokens: list[int], length: int
+) -> None:
     runs = cut_windows(tokens, length)
     assert [token for run in runs for token in run[1:]] == tokens[1:]
     assert all(2 <= len(run) <= length + 1 for run in runs)

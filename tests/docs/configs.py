@@ -19,7 +19,9 @@ def flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return a config as Flower hands it over."""
     found: dict[str, Any] = {}
     for key, value in section.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+        found |= (
+            flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+        )
     return found
 
 
@@ -32,7 +34,9 @@ def check_toml(text: str) -> object:
         return RunConfig.read(flat(raw["tool"]["flwr"]["app"]["config"]))
     if "project" in raw:
         for group, things in raw["project"]["entry-points"].items():
-            assert group.removeprefix("fedclade.") in KINDS, f"{group} is no group of entry points that fedclade reads"
+            assert group.removeprefix("fedclade.") in KINDS, (
+                f"{group} is no group of entry points that fedclade reads"
+            )
             for name, value in things.items():
                 thing = EntryPoint(name, value, group).load()
                 assert callable(thing) or isinstance(thing, Method)

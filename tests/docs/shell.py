@@ -10,16 +10,22 @@ from itertools import groupby
 KEYWORDS = ("do", "then", "else", "if", "while", "!", "{", "time")
 SKIPPED = ("for", "done", "fi", "}")
 HEREDOC = re.compile(r"<<\s*'?(\w+)'?([^\n]*)\n.*?\n\1\n", flags=re.DOTALL)
-COMMENT = re.compile(r"""('[^']*'|"(?:\\.|[^"\\])*"|\\.)|(?:^|(?<=\s))#[^\n]*""", flags=re.DOTALL | re.MULTILINE)
+COMMENT = re.compile(
+    r"""('[^']*'|"(?:\\.|[^"\\])*"|\\.)|(?:^|(?<=\s))#[^\n]*""", flags=re.DOTALL | re.MULTILINE
+)
 BRACES = re.compile(r"(\S*)\{([\w.-]+(?:,[\w.-]+)+)\}(\S*)")
 OPERATORS = set(";&|<>()\n")
 
 
 def commands(script: str) -> list[list[str]]:
     """Return the words of each command of a script, without comments, loops around it and where its output goes."""
-    checked = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False)
+    checked = subprocess.run(
+        ["bash", "-n"], input=script, capture_output=True, text=True, check=False
+    )
     assert not checked.returncode, checked.stderr
-    script = COMMENT.sub(lambda found: found[1] or "", HEREDOC.sub(r"\2\n", script).replace("\\\n", " "))
+    script = COMMENT.sub(
+        lambda found: found[1] or "", HEREDOC.sub(r"\2\n", script).replace("\\\n", " ")
+    )
     lexer = shlex.shlex(BRACES.sub(expanded, script), posix=True, punctuation_chars=";&|<>()\n")
     lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t", True, ""
     found: list[list[str]] = []

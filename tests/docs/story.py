@@ -26,7 +26,8 @@ LENT = ("benchmarks", "configs", "examples", "packages")
 """Folders of the repository that commands name, and only read."""
 
 PREAMBLE = (
-    f'set -e; pip() {{ :; }}; python() {{ "{sys.executable}" "$@"; }}; fedclade() {{ python -m fedclade "$@"; }}; '
+    f'set -e; pip() {{ :; }}; python() {{ "{sys.executable}" "$@"; }}; '
+    'fedclade() { python -m fedclade "$@"; }; '
 )
 """Before what a shell runs: what is to be installed is there, and python is this one."""
 
@@ -108,7 +109,9 @@ def run_shell(script: str, story: Story) -> None:
             for _, *arguments in commands(text) if ours else ():
                 assert not app(arguments, standalone_mode=False), arguments
             if not ours:
-                done = subprocess.run(["bash", "-c", PREAMBLE + text], capture_output=True, text=True, check=False)
+                done = subprocess.run(
+                    ["bash", "-c", PREAMBLE + text], capture_output=True, text=True, check=False
+                )
                 assert not done.returncode, done.stderr
                 heard.write(done.stdout)
 
@@ -129,7 +132,9 @@ def agrees(line: str, expected: str) -> bool:
     """Whether a line says what another does: the same words, and the same numbers within the tolerance."""
     line, expected = (SECONDS.sub("some s", " ".join(each.split())) for each in (line, expected))
     numbers = zip(NUMBER.findall(line), NUMBER.findall(expected), strict=False)
-    near = [abs(float(a) - float(b)) <= (TOLERANCE * float(b) if "." in b else 0) for a, b in numbers]
+    near = [
+        abs(float(a) - float(b)) <= (TOLERANCE * float(b) if "." in b else 0) for a, b in numbers
+    ]
     return NUMBER.sub("#", line) == NUMBER.sub("#", expected) and all(near)
 
 
@@ -137,5 +142,7 @@ def check_printed(text: str, output: str, where: str) -> None:
     """Check that all lines of a text were printed, apart from ``...`` and from headers, which have no number."""
     lines, whole = output.splitlines(), " ".join(output.split())
     for expected in filter(re.compile(r"\d").search, text.splitlines()):
-        inside = any(agrees(line, expected) for line in lines) or " ".join(expected.split()) in whole
+        inside = (
+            any(agrees(line, expected) for line in lines) or " ".join(expected.split()) in whole
+        )
         assert inside, f"{where} says that {expected!r} is printed, but it is:\n{output}"

@@ -34,7 +34,9 @@ def check_braces(text: str) -> None:
 
 LANGUAGES: Mapping[str, Callable[[str], object]] = {
     "bash": check_shell,
-    "console": lambda text: check_shell("\n".join(re.findall(r"^\$ (.*)", text, flags=re.MULTILINE))),
+    "console": lambda text: check_shell(
+        "\n".join(re.findall(r"^\$ (.*)", text, flags=re.MULTILINE))
+    ),
     "json": json.loads,
     "nginx": check_braces,
     "python": ast.parse,
@@ -92,7 +94,9 @@ WRONG = [
 
 @pytest.mark.parametrize(("language", "text", "told"), WRONG)
 def test_a_wrong_block_is_noticed(language: str, text: str, told: str, tmp_path: Path):
-    with pytest.raises((AssertionError, FedcladeError, SyntaxError, ValueError), match=re.escape(told)):
+    with pytest.raises(
+        (AssertionError, FedcladeError, SyntaxError, ValueError), match=re.escape(told)
+    ):
         check(Block("page.md", 1, language, text), tmp_path)
 
 

@@ -52,7 +52,9 @@ def test_ten_scenarios_have_a_list(method_lists: ModuleType):
 @pytest.mark.parametrize("name", FILES)
 def test_a_list_is_as_the_records_have_it(method_lists: ModuleType, name: str):
     written = method_lists.written_list(ROOT / name)
-    assert written == (ROOT / name).read_text(encoding="utf-8"), "write it with: python docs/method_lists.py"
+    assert written == (ROOT / name).read_text(encoding="utf-8"), (
+        "write it with: python docs/method_lists.py"
+    )
 
 
 def test_a_new_record_is_in_every_list(method_lists: ModuleType, monkeypatch: pytest.MonkeyPatch):
@@ -62,11 +64,17 @@ def test_a_new_record_is_in_every_list(method_lists: ModuleType, monkeypatch: py
         "\n| [`newest`](docs/methods/newest.md) | Doe and Roe 2026; Poe 2027 | the newest of all; simulations only |\n"
         in lists["README.md"]
     )
-    assert re.search(r"\| models or losses \| .*, \[newest\]\(newest\.md\) \|\n", lists["docs/methods/index.md"])
+    assert re.search(
+        r"\| models or losses \| .*, \[newest\]\(newest\.md\) \|\n", lists["docs/methods/index.md"]
+    )
     assert "      - newest: methods/newest.md\n" in lists["mkdocs.yml"]
     options = 'eta = 0.5, kind = "new", rounds = [2, 4] }'
     for name in NAMES:
-        line = f"newest = {{ {options}" if "arena" in name else f"newest = {{ clusters = \\d, {options}"
+        line = (
+            f"newest = {{ {options}"
+            if "arena" in name
+            else f"newest = {{ clusters = \\d, {options}"
+        )
         expected = name != "configs/arena/mnist.toml"  # which the record does not name
         line = re.escape(line).replace(r"\\d", r"\d")
         assert bool(re.search(f"^{line}$", lists[name], re.MULTILINE)) is expected, name
@@ -80,15 +88,21 @@ def test_a_line_of_the_scenarios_own_takes_the_place_of_the_records(method_lists
     assert "ditto = {}" in lines
 
 
-def test_a_method_of_the_true_clusters_is_left_out_where_they_are_not_known(method_lists: ModuleType):
+def test_a_method_of_the_true_clusters_is_left_out_where_they_are_not_known(
+    method_lists: ModuleType,
+):
     oracle = {name for name in NAMES if "\noracle = {}\n" in method_lists.written_list(ROOT / name)}
     known = ("label-groups", "label-permutation", "label-swap", "rotation")
     assert oracle == {"configs/arena/mnist.toml", *(f"configs/suite/{name}.toml" for name in known)}
 
 
-def test_a_record_without_a_family_is_refused(method_lists: ModuleType, monkeypatch: pytest.MonkeyPatch):
+def test_a_record_without_a_family_is_refused(
+    method_lists: ModuleType, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(method_lists, "METHODS", (replace(NEW, family=None),))
-    with pytest.raises(SystemExit, match="the record of newest has no family: one of updates, models, data, "):
+    with pytest.raises(
+        SystemExit, match="the record of newest has no family: one of updates, models, data, "
+    ):
         method_lists.written_list(ROOT / "README.md")
 
 
@@ -96,13 +110,18 @@ def test_a_file_without_the_two_comments_is_refused(
     method_lists: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     monkeypatch.setattr(method_lists, "ROOT", tmp_path)
-    (tmp_path / "README.md").write_text("# methods: written by docs/method_lists.py\n", encoding="utf-8")
+    (tmp_path / "README.md").write_text(
+        "# methods: written by docs/method_lists.py\n", encoding="utf-8"
+    )
     with pytest.raises(SystemExit, match=r"README\.md has no comments around a list of methods"):
         method_lists.written_list(tmp_path / "README.md")
 
 
 def test_check_names_the_files_that_differ_and_writes_none(
-    method_lists: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    method_lists: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ):
     index = tmp_path / "docs" / "methods" / "index.md"
     index.parent.mkdir(parents=True)

@@ -102,14 +102,21 @@ def test_the_model_of_the_page_on_the_tree_is_that_of_the_client(told: Told):
     assert float((model(x).argmax(1) == y).double().mean()) == pytest.approx(said["accuracy"])
 
 
-def test_the_server_of_the_page_on_networks_finds_what_its_python_finds(told: Told, monkeypatch: pytest.MonkeyPatch):
+def test_the_server_of_the_page_on_networks_finds_what_its_python_finds(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+):
     page = told("docs/federation.md")
     monkeypatch.chdir(page.folder)
     page.names["server"](LocalGrid(page.names["nodes"]), Context(1, 0, {}, RecordDict(), {}))
     run = Run.load(page.folder / "runs/federation")
     assert run.tree.leaf_of == page.names["run"].tree.leaf_of
     assert set(run.tree.leaf_of) == {0, 1, 2, 3}
-    assert [row["client"] for row in rows_of_clients(page.folder / "runs/federation")[-4:]] == [0, 1, 2, 3]
+    assert [row["client"] for row in rows_of_clients(page.folder / "runs/federation")[-4:]] == [
+        0,
+        1,
+        2,
+        3,
+    ]
 
 
 def test_the_callback_of_the_page_on_trackers_hears_of_a_split_and_finishes_the_run(told: Told):
@@ -120,14 +127,18 @@ def test_the_callback_of_the_page_on_trackers_hears_of_a_split_and_finishes_the_
 
 
 def test_the_quick_start_gets_to_a_report_in_under_ten_lines():
-    install, *lines = next(b.text for b in blocks_of("docs/quick-start.md") if b.language == "bash").splitlines()
+    install, *lines = next(
+        b.text for b in blocks_of("docs/quick-start.md") if b.language == "bash"
+    ).splitlines()
     assert install == 'pip install "fedclade[report]"'
     assert lines[-1].startswith("fedclade report ")
     assert len(lines) < 9
 
 
 def test_the_config_of_the_quick_start_is_that_of_the_example():
-    shipped = (ROOT / "src/fedclade/cli/examples/hospitals/hospitals.toml").read_text(encoding="utf-8")
+    shipped = (ROOT / "src/fedclade/cli/examples/hospitals/hospitals.toml").read_text(
+        encoding="utf-8"
+    )
     assert shipped.endswith(text_of("docs/quick-start.md", "toml"))
 
 
@@ -166,19 +177,27 @@ def test_the_report_of_an_example_names_its_metric_and_no_other(name: str, told:
 def test_an_example_is_short_and_on_its_page(name: str):
     assert len((ROOT / f"examples/{name}.py").read_text(encoding="utf-8").splitlines()) < 60
     shown = [block.text for block in blocks_of("docs/examples.md")]
-    assert shown[shown.index(f"python examples/{name}.py\n") + 1].strip(), "what it prints comes next"
+    assert shown[shown.index(f"python examples/{name}.py\n") + 1].strip(), (
+        "what it prints comes next"
+    )
 
 
-def test_every_file_that_a_page_links_to_exists_or_is_made_with_the_site(monkeypatch: pytest.MonkeyPatch):
+def test_every_file_that_a_page_links_to_exists_or_is_made_with_the_site(
+    monkeypatch: pytest.MonkeyPatch,
+):
     docs = ROOT / "docs"
     monkeypatch.syspath_prepend(docs)
     made = {docs / page for page in importlib.import_module("hooks").made()}
     links = [
         (page, target)
         for page in PAGES
-        for target in re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / page).read_text(encoding="utf-8"))
+        for target in re.findall(
+            r"\]\((?!https?:)([^)#]+)", (ROOT / page).read_text(encoding="utf-8")
+        )
     ]
     assert len(links) > 100
     for page, target in links:
         there = (ROOT / page).parent.joinpath(target).resolve()
-        assert there.exists() or (there in made and page.startswith("docs/")), f"{page} links to {target}"
+        assert there.exists() or (there in made and page.startswith("docs/")), (
+            f"{page} links to {target}"
+        )

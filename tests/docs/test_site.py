@@ -65,14 +65,17 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_
     result = subprocess.run(build, cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-3000:]
     pages = {
-        path.relative_to(tmp_path).as_posix(): path.read_text(encoding="utf-8") for path in tmp_path.rglob("*.html")
+        path.relative_to(tmp_path).as_posix(): path.read_text(encoding="utf-8")
+        for path in tmp_path.rglob("*.html")
     }
     for name, text in pages.items():
         outside = [url for url in Loaded(text).loads if url.startswith(("http:", "https:", "//"))]
         assert not outside, f"{name} loads {outside}"
         assert not re.search(r"""import\s*\(?["']https?:""", text), f"{name} imports a script"
     for sheet in tmp_path.rglob("*.css"):
-        assert not re.search(r"url\([\"']?(https?:)?//|@import", sheet.read_text(encoding="utf-8")), sheet
+        assert not re.search(
+            r"url\([\"']?(https?:)?//|@import", sheet.read_text(encoding="utf-8")
+        ), sheet
     named = Loaded(pages["reference/index.html"]).ids
     assert not [name for name in fedclade.__all__ if f"fedclade.{name}" not in named]
     assert f"reproduce/{next((ROOT / 'results').glob('*.json')).stem}.html" in pages

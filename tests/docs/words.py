@@ -21,7 +21,15 @@ import pytest
 import typer
 
 from fedclade.cli import app
-from fedclade.config import Building, check_config, find_config, find_configs, is_scenario, read_config, read_scenarios
+from fedclade.config import (
+    Building,
+    check_config,
+    find_config,
+    find_configs,
+    is_scenario,
+    read_config,
+    read_scenarios,
+)
 from fedclade.config.toml_files import apply_overrides
 from fedclade.report import cite_name
 from fedclade_papers import EXPERIMENTS
@@ -69,7 +77,9 @@ def parsed(arguments: Sequence[str]) -> tuple[str, Mapping[str, Any]]:
     try:
         while isinstance(command, click.Group):
             context = command.make_context(path or "fedclade", rest, parent=context)
-            name, command, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+            name, command, rest = command.resolve_command(
+                context, [*context._protected_args, *context.args]
+            )
             assert command is not None
             path = f"{path} {name}".strip()
         return path, command.make_context(path, rest, parent=context).params
@@ -83,7 +93,9 @@ def check_fedclade(arguments: Sequence[str]) -> None:
     """Check the options and arguments, and the configs and names that these stand for."""
     command, given = parsed(arguments)
     changes = [*(given.get("override") or [])]
-    changes += [f"{key}={given[key]}" for key in ("seed", "rounds", "engine") if given.get(key) is not None]
+    changes += [
+        f"{key}={given[key]}" for key in ("seed", "rounds", "engine") if given.get(key) is not None
+    ]
     if command in ("data build", "data schema"):
         Path("hospitals").mkdir(exist_ok=True)
         Path("hospitals/north.csv").write_text("age,readmitted\n1,0\n")
@@ -107,13 +119,17 @@ def check_settings(name: str, changes: Sequence[str], scale: str | None = None) 
         apply_overrides(raw, changes)
         check_config(raw)
         return
-    for path in find_configs(name) if scale is not None or not Path(name).suffix else [find_config(name)]:
+    for path in (
+        find_configs(name) if scale is not None or not Path(name).suffix else [find_config(name)]
+    ):
         check_file(path, tuple(changes), scale)
 
 
 def check_file(path: Path, changes: tuple[str, ...], scale: str | None) -> None:
     """Check a file, and one of the repository, of which several pages tell, once."""
-    (check_once if path.resolve().is_relative_to(ROOT) else read_all)(path.resolve(), changes, scale)
+    (check_once if path.resolve().is_relative_to(ROOT) else read_all)(
+        path.resolve(), changes, scale
+    )
 
 
 def read_all(path: Path, changes: tuple[str, ...], scale: str | None) -> None:
@@ -133,7 +149,9 @@ def check_make(arguments: Sequence[str]) -> None:
     for argument in arguments:
         name, is_set, _ = argument.partition("=")
         pattern = rf"\$\((?:or \$\()?{name}\)" if is_set else rf"^{name}:"
-        found = re.search(pattern, makefile, flags=re.MULTILINE) or (is_set and f"{name} ?=" in makefile)
+        found = re.search(pattern, makefile, flags=re.MULTILINE) or (
+            is_set and f"{name} ?=" in makefile
+        )
         assert found, f"the Makefile has no {name}"
 
 
@@ -163,10 +181,19 @@ def options_of(script: Path, seen: frozenset[Path] = frozenset()) -> set[str]:
     """Return all options that a script may read: its own, and those of the modules beside it that it imports."""
     tree = ast.parse(script.read_text(encoding="utf-8"))
     found = {
-        node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and str(node.value).startswith("--")
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and str(node.value).startswith("--")
     }
-    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    names |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
+    names = {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    }
+    names |= {
+        node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module
+    }
     for other in {script.with_name(f"{name}.py") for name in names} - seen:
         if other.is_file():
             found |= options_of(other, seen | {script, other})
@@ -183,11 +210,18 @@ def check_pip(arguments: Sequence[str]) -> None:
             assert (ROOT / name).is_file(), f"there is no {name}"
             continue
         folder = OURS.get(name, Path(name))
-        here = (folder / "pyproject.toml").is_file()  # else it is of the repository, where the reader is
+        here = (
+            folder / "pyproject.toml"
+        ).is_file()  # else it is of the repository, where the reader is
         file = (folder if here else ROOT / folder) / "pyproject.toml"
-        assert file.is_file(), f"{argument} is neither fedclade nor a folder with a package, nor in tests/docs/words.py"
+        assert file.is_file(), (
+            f"{argument} is neither fedclade nor a folder with a package, nor in tests/docs/words.py"
+        )
         project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
-        unknown = set(extras.rstrip("]").split(",")) - {"", *project.get("optional-dependencies", ())}
+        unknown = set(extras.rstrip("]").split(",")) - {
+            "",
+            *project.get("optional-dependencies", ()),
+        }
         assert not unknown, f"{file} has no extras {unknown}"
 
 
@@ -196,7 +230,11 @@ def check_flower(word: str) -> Callable[[Sequence[str]], None]:
 
     def check(arguments: Sequence[str]) -> None:
         (program,) = entry_points(group="console_scripts", name=word)
-        commands = list(arguments[: 2 if arguments[0] in ("supernode", "federation") else 1]) if word == "flwr" else []
+        commands = (
+            list(arguments[: 2 if arguments[0] in ("supernode", "federation") else 1])
+            if word == "flwr"
+            else []
+        )
         with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as heard:
             patch.setenv("COLUMNS", "200")
             patch.setattr(sys, "argv", [word, *commands, "--help"])
@@ -223,5 +261,8 @@ CHECKS: Mapping[str, Callable[[Sequence[str]], None]] = {
     "make": check_make,
     "pip": check_pip,
     "python": check_python,
-    **{word: check_flower(word) for word in ("flwr", "flower-superexec", "flower-superlink", "flower-supernode")},
+    **{
+        word: check_flower(word)
+        for word in ("flwr", "flower-superexec", "flower-superlink", "flower-supernode")
+    },
 }

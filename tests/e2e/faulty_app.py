@@ -28,7 +28,9 @@ client = ClientApp()
 def train(message: Message, context: Context) -> Message:
     """Train, and keep the answer back or spoil it if told to."""
     folder = Path(str(context.node_config["folder"]))
-    asked = message.content.config_records["fedclade"].get("round", "none")  # some questions of a sum are of no round
+    asked = message.content.config_records["fedclade"].get(
+        "round", "none"
+    )  # some questions of a sum are of no round
     reply = honest(message, context)
     if (hold := folder / f"hold-{asked}").exists():
         (folder / f"holding-{asked}").touch()
@@ -52,7 +54,9 @@ def train(message: Message, context: Context) -> Message:
 def bloated(array: Array) -> bytes:
     """Return an array that is said to be its first piece, 2,000 times."""
     told: dict[str, Any] = {"dtype": array.dtype, "shape": array.shape, "stype": array.stype}
-    return add_header_to_object_body(json.dumps({**told, "arraychunk_ids": 2_000 * [0]}).encode(), array)
+    return add_header_to_object_body(
+        json.dumps({**told, "arraychunk_ids": 2_000 * [0]}).encode(), array
+    )
 
 
 @client.evaluate()

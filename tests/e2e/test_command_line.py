@@ -104,11 +104,18 @@ def files_in(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-def test_export_writes_a_model_and_its_cards(fedclade: Callable[..., Outcome], small: str, tmp_path: Path):
+def test_export_writes_a_model_and_its_cards(
+    fedclade: Callable[..., Outcome], small: str, tmp_path: Path
+):
     assert fedclade("run", small, "--out", "result", "-q").code == 0
-    outcome = fedclade("export", "result", "--client", "3", "--level", "0", "--out", "models/three.safetensors")
+    outcome = fedclade(
+        "export", "result", "--client", "3", "--level", "0", "--out", "models/three.safetensors"
+    )
     assert (outcome.code, outcome.err) == (0, "")
-    assert "model: models/three.safetensors; model card: models/three.json and models/three.md" in outcome.out
+    assert (
+        "model: models/three.safetensors; model card: models/three.json and models/three.md"
+        in outcome.out
+    )
     assert files_in(tmp_path / "models") == {"three.safetensors", "three.json", "three.md"}
     assert set(load_file(tmp_path / "models" / "three.safetensors")) == {"1.weight", "1.bias"}
     for name, asked, told in (
@@ -149,7 +156,9 @@ def test_a_dendrogram_is_drawn_from_the_run_folder_alone(
     fedclade: Callable[..., Outcome], tmp_path: Path, unpainted: pytest.MonkeyPatch
 ):
     unpainted.undo()
-    fl_hc = SMALL.replace('name = "cfl"\neps2 = 0.4', 'name = "fl_hc"\nrounds_before = 1\nn_clusters = 2')
+    fl_hc = SMALL.replace(
+        'name = "cfl"\neps2 = 0.4', 'name = "fl_hc"\nrounds_before = 1\nn_clusters = 2'
+    )
     (tmp_path / "fl_hc.toml").write_text(fl_hc)
     outcome = fedclade("run", "fl_hc.toml", "--out", "result")
     assert outcome.code == 0, outcome.err
@@ -161,36 +170,66 @@ def test_a_dendrogram_is_drawn_from_the_run_folder_alone(
     assert picture.read_bytes() == drawn
 
 
-def test_a_run_folder_keeps_its_contract(fedclade: Callable[..., Outcome], small: str, tmp_path: Path):
+def test_a_run_folder_keeps_its_contract(
+    fedclade: Callable[..., Outcome], small: str, tmp_path: Path
+):
     """The columns and keys that others script against."""
     fedclade("run", small, "--out", "result")
     metrics = pq.read_table(tmp_path / "result/metrics.parquet")
     assert {
-        *("round", "phase", "accuracy_mean", "accuracy_std", "accuracy_min", "accuracy_p10", "accuracy_p50"),
+        *(
+            "round",
+            "phase",
+            "accuracy_mean",
+            "accuracy_std",
+            "accuracy_min",
+            "accuracy_p10",
+            "accuracy_p50",
+        ),
         *("accuracy_p90", "clusters", "ari", "nmi", "bytes_up", "bytes_down", "seconds"),
         *("mean_norm", "max_norm", "alpha_cross_max", "gamma_bound", "separation_gap"),
     } <= set(metrics.column_names)
     assert metrics.column("round").to_pylist() == [1, 2]
     clients = pq.read_table(tmp_path / "result/clients.parquet")
-    assert {"round", "client", "cluster", "true_cluster", "n_train", "accuracy", "loss"} <= set(clients.column_names)
+    assert {"round", "client", "cluster", "true_cluster", "n_train", "accuracy", "loss"} <= set(
+        clients.column_names
+    )
     assert clients.num_rows == 2 * 4
     summary = json.loads((tmp_path / "result/summary.json").read_text())
-    assert {"algorithm", "seed", "rounds", "clients", "accuracy", "clusters", "target"} <= set(summary)
+    assert {"algorithm", "seed", "rounds", "clients", "accuracy", "clusters", "target"} <= set(
+        summary
+    )
     assert set(summary["accuracy"]) >= {"mean", "std", "min", "p10", "p50", "p90", "worst10_mean"}
     assert set(summary["clusters"]) == {"found", "true", "ari", "nmi", "sizes"}
-    assert set(summary["target"]) == {"accuracy", "share_of_clients", "rounds_to_target", "bytes_to_target"}
+    assert set(summary["target"]) == {
+        "accuracy",
+        "share_of_clients",
+        "rounds_to_target",
+        "bytes_to_target",
+    }
     assert set(summary["seconds"]) == {"total", "train", "evaluate", "server"}
-    assert (summary["algorithm"], summary["seed"], summary["rounds"], summary["clients"]) == ("cfl", 0, 2, 4)
-    assert summary["bytes_up"] == summary["bytes_down"] == 2 * 4 * 650 * 4  # rounds × clients × parameters × float32
+    assert (summary["algorithm"], summary["seed"], summary["rounds"], summary["clients"]) == (
+        "cfl",
+        0,
+        2,
+        4,
+    )
+    assert (
+        summary["bytes_up"] == summary["bytes_down"] == 2 * 4 * 650 * 4
+    )  # rounds × clients × parameters × float32
 
 
-def test_the_written_config_repeats_the_run(fedclade: Callable[..., Outcome], small: str, tmp_path: Path):
+def test_the_written_config_repeats_the_run(
+    fedclade: Callable[..., Outcome], small: str, tmp_path: Path
+):
     fedclade("run", small, "--out", "first", "--seed", "3", "--set", "local.lr=0.05")
     config = tomllib.loads((tmp_path / "first/config.toml").read_text())
     assert (config["seed"], config["local"]["lr"], config["data"]["partition"]) == (3, 0.05, "iid")
     assert "torch" in config["versions"]
     assert fedclade("run", "first/config.toml", "--out", "second").code == 0
-    first, second = ((tmp_path / f"{name}/tree/tree.safetensors").read_bytes() for name in ("first", "second"))
+    first, second = (
+        (tmp_path / f"{name}/tree/tree.safetensors").read_bytes() for name in ("first", "second")
+    )
     assert first == second
 
 
@@ -203,22 +242,50 @@ def test_the_engine_can_be_forced_and_is_written_down(
     assert outcome.code == 0, outcome.err
     fedclade("run", "first/config.toml", "--out", "second")
     fedclade("run", "first/config.toml", "--out", "third", "--engine", "auto")
-    engines = [tomllib.loads((tmp_path / name / "config.toml").read_text())["engine"] for name in ("first", "second")]
+    engines = [
+        tomllib.loads((tmp_path / name / "config.toml").read_text())["engine"]
+        for name in ("first", "second")
+    ]
     assert engines == [engine, engine]
     assert json.loads((tmp_path / "first/summary.json").read_text())["engine"] == engine
-    assert json.loads((tmp_path / "third/summary.json").read_text())["engine"] in ("stacked", "loop")
+    assert json.loads((tmp_path / "third/summary.json").read_text())["engine"] in (
+        "stacked",
+        "loop",
+    )
 
 
 def test_compare_takes_an_engine(fedclade: Callable[..., Outcome], small: str, tmp_path: Path):
-    outcome = fedclade("compare", "small.toml", "--engine", "loop", "--memory", "1GB", "--out", "both")
+    outcome = fedclade(
+        "compare", "small.toml", "--engine", "loop", "--memory", "1GB", "--out", "both"
+    )
     assert outcome.code == 0, outcome.err
     assert json.loads((tmp_path / "both/small/seed-0/summary.json").read_text())["engine"] == "loop"
 
 
-def test_overrides_reach_every_section(fedclade: Callable[..., Outcome], small: str, tmp_path: Path):
+def test_overrides_reach_every_section(
+    fedclade: Callable[..., Outcome], small: str, tmp_path: Path
+):
     outcome = fedclade(
-        *("run", small, "--out", "result", "--rounds", "1", "--set", "data.clients=5", "--set", "model.name=mlp"),
-        *("--set", "model.hidden=7", "--set", "algorithm.split_rounds=[1]", "--set", "target.accuracy=0.25"),
+        *(
+            "run",
+            small,
+            "--out",
+            "result",
+            "--rounds",
+            "1",
+            "--set",
+            "data.clients=5",
+            "--set",
+            "model.name=mlp",
+        ),
+        *(
+            "--set",
+            "model.hidden=7",
+            "--set",
+            "algorithm.split_rounds=[1]",
+            "--set",
+            "target.accuracy=0.25",
+        ),
         *("--set", "privacy.permute=true", "--set", "client_fraction=0.5", "-q"),
     )
     assert outcome.code == 0, outcome.err
@@ -273,11 +340,21 @@ def with_newcomers(held_run: Run, fedclade: Callable[..., Outcome], tmp_path: Pa
     return held_run.save(tmp_path / "held")
 
 
-def test_assign_prints_one_table_and_keeps_it(fedclade: Callable[..., Outcome], with_newcomers: Path):
+def test_assign_prints_one_table_and_keeps_it(
+    fedclade: Callable[..., Outcome], with_newcomers: Path
+):
     before = {path: path.read_bytes() for path in with_newcomers.rglob("*") if path.is_file()}
     outcome = fedclade("assign", "held")
     assert outcome.code == 0, outcome.err
-    for told in ("client-6", "client-8", "0 > 1", "0 > 2", "similarity", "assigned correctly 1.00", "4 rounds"):
+    for told in (
+        "client-6",
+        "client-8",
+        "0 > 1",
+        "0 > 2",
+        "similarity",
+        "assigned correctly 1.00",
+        "4 rounds",
+    ):
         assert told in outcome.out
     assert {path: path.read_bytes() for path in before} == before, "it touches nothing else"
     with (with_newcomers / "newcomers.csv").open() as file:
@@ -285,7 +362,9 @@ def test_assign_prints_one_table_and_keeps_it(fedclade: Callable[..., Outcome], 
     assert [row["client"] for row in rows] == ["6", "7", "8"]
     told = json.loads((with_newcomers / "newcomers.json").read_text())
     assert told["summary"]["assignment_accuracy"] == 1.0
-    assert [row["path"] for row in told["newcomers"]] == [[int(n) for n in row["path"].split()] for row in rows]
+    assert [row["path"] for row in told["newcomers"]] == [
+        [int(n) for n in row["path"].split()] for row in rows
+    ]
     assert fedclade("assign", "held", "--out", "again.json").code == 0
     assert json.loads(Path("again.json").read_text()) == told, "the same again"
     assert Run.load(with_newcomers).summary["rounds"] == 4, "the folder is still read"
@@ -300,23 +379,40 @@ def test_assign_does_without_labels_where_it_is_told_to_or_the_config_says_so(
     blind = json.loads(Path("blind.json").read_text())
     assert {row["by"] for row in blind["newcomers"]} == {"distance"}
     section = {**held_run.config["newcomers"], "without_labels": True}
-    replace(held_run, config={**held_run.config, "newcomers": section}).save(with_newcomers.parent / "blind")
+    replace(held_run, config={**held_run.config, "newcomers": section}).save(
+        with_newcomers.parent / "blind"
+    )
     outcome = fedclade("assign", "blind", "--out", "again.json")
     assert outcome.code == 0, outcome.err
     assert json.loads(Path("again.json").read_text()) == blind
 
 
-def test_assign_takes_the_clients_of_another_config(fedclade: Callable[..., Outcome], with_newcomers: Path):
-    strangers = '[data]\nclients = 2\nsamples_per_client = 50\nshift = "label_permutation"\nclusters = 2\n'
+def test_assign_takes_the_clients_of_another_config(
+    fedclade: Callable[..., Outcome], with_newcomers: Path
+):
+    strangers = (
+        '[data]\nclients = 2\nsamples_per_client = 50\nshift = "label_permutation"\nclusters = 2\n'
+    )
     Path("strangers.toml").write_text(strangers)
     outcome = fedclade("assign", "held", "--config", "strangers.toml")
     assert outcome.code == 0, outcome.err
-    assert "2 newcomers of 2 fit no cluster, and got the model of the leaf that they reached" in outcome.out
+    assert (
+        "2 newcomers of 2 fit no cluster, and got the model of the leaf that they reached"
+        in outcome.out
+    )
     assert "assigned correctly" not in outcome.out, "their clusters are not those of the run"
-    leaves = [row["node"] for row in json.loads((with_newcomers / "newcomers.json").read_text())["newcomers"]]
+    leaves = [
+        row["node"]
+        for row in json.loads((with_newcomers / "newcomers.json").read_text())["newcomers"]
+    ]
     assert 0 not in leaves
-    outcome = fedclade("assign", "held", "--config", "strangers.toml", "--only-fitting", "--out", "fitting.json")
-    assert "2 newcomers of 2 fit no cluster, and got the model of the deepest node that fits" in outcome.out
+    outcome = fedclade(
+        "assign", "held", "--config", "strangers.toml", "--only-fitting", "--out", "fitting.json"
+    )
+    assert (
+        "2 newcomers of 2 fit no cluster, and got the model of the deepest node that fits"
+        in outcome.out
+    )
     fitting = json.loads(Path("fitting.json").read_text())
     assert fitting["summary"]["only_fitting"]
     assert {row["node"] for row in fitting["newcomers"]} == {0}
@@ -330,17 +426,26 @@ def test_assign_takes_the_clients_of_another_config(fedclade: Callable[..., Outc
     ("arguments", "told"),
     [
         (("nowhere",), "nowhere is not a run folder: it has no summary.json"),
-        (("plain",), "plain held no clients back; specify newcomers with --config NEW.toml, or run its config again"),
+        (
+            ("plain",),
+            "plain held no clients back; specify newcomers with --config NEW.toml, or run its config again",
+        ),
         (("held", "--out", "table.txt"), "--out should end in .csv or .json, got table.txt"),
         (("held", "--config", "missing.toml"), "there is no config missing.toml"),
         (
             ("held", "--config", "mlp.toml"),
             "mlp.toml: [model] should be that of the run, {'name': 'mclr'}, or left out",
         ),
-        (("held", "--config", "other.toml"), "the run's models have 650 entries, but a mclr for the newcomers' data"),
+        (
+            ("held", "--config", "other.toml"),
+            "the run's models have 650 entries, but a mclr for the newcomers' data",
+        ),
         (("held", "--config", "mnist.toml", "--data-dir", "nowhere"), "nowhere"),
         (("held", "--device", "tpu"), "device should be auto, cpu or cuda, got 'tpu'"),
-        (("python",), "python was not made from a config, so its clients cannot be loaded again; in Python, pass them"),
+        (
+            ("python",),
+            "python was not made from a config, so its clients cannot be loaded again; in Python, pass them",
+        ),
     ],
 )
 def test_assign_says_what_is_wrong(
@@ -351,7 +456,9 @@ def test_assign_says_what_is_wrong(
     (Path("mnist.toml")).write_text('[data]\nname = "mnist"\nclients = 3\n')
     run = Run.load(with_newcomers)
     replace(run, config={**run.config, "newcomers": {}}).save("plain")
-    replace(run, config={**run.config, "data": {"name": "digits", "description": "made by hand"}}).save("python")
+    replace(
+        run, config={**run.config, "data": {"name": "digits", "description": "made by hand"}}
+    ).save("python")
     before = files_in(Path())
     outcome = fedclade("assign", *arguments)
     assert outcome.code == 2
@@ -360,7 +467,9 @@ def test_assign_says_what_is_wrong(
     assert files_in(Path()) == before
 
 
-def test_report_and_tree_read_a_run_folder(fedclade: Callable[..., Outcome], small: str, tmp_path: Path):
+def test_report_and_tree_read_a_run_folder(
+    fedclade: Callable[..., Outcome], small: str, tmp_path: Path
+):
     fedclade("run", small, "--out", "result")
     (tmp_path / "result/figures/norms.png").unlink()
     report = fedclade("report", "result")
@@ -374,22 +483,37 @@ def test_report_and_tree_read_a_run_folder(fedclade: Callable[..., Outcome], sma
 
 
 @pytest.mark.slow
-def test_compare_puts_configs_and_seeds_in_one_table(fedclade: Callable[..., Outcome], small: str, tmp_path: Path):
+def test_compare_puts_configs_and_seeds_in_one_table(
+    fedclade: Callable[..., Outcome], small: str, tmp_path: Path
+):
     for name in ("fedavg", "oracle"):
-        (tmp_path / f"{name}.toml").write_text(SMALL.replace('name = "cfl"\neps2 = 0.4', f'name = "{name}"'))
-    outcome = fedclade("compare", "small.toml", "fedavg.toml", "oracle.toml", "--seeds", "2", "--out", "both")
+        (tmp_path / f"{name}.toml").write_text(
+            SMALL.replace('name = "cfl"\neps2 = 0.4', f'name = "{name}"')
+        )
+    outcome = fedclade(
+        "compare", "small.toml", "fedavg.toml", "oracle.toml", "--seeds", "2", "--out", "both"
+    )
     assert outcome.code == 0, outcome.err
     assert all(label in outcome.out for label in ("small", "fedavg", "oracle", "±"))
     written = files_in(tmp_path / "both")
-    assert {"comparison.md", "comparison.csv", "comparison.json", "oracle/seed-1/summary.json"} <= written
+    assert {
+        "comparison.md",
+        "comparison.csv",
+        "comparison.json",
+        "oracle/seed-1/summary.json",
+    } <= written
 
 
 @pytest.mark.slow
-def test_compare_runs_the_algorithms_of_scenarios_at_a_scale(fedclade: Callable[..., Outcome], tmp_path: Path):
+def test_compare_runs_the_algorithms_of_scenarios_at_a_scale(
+    fedclade: Callable[..., Outcome], tmp_path: Path
+):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "swap.toml").write_text(SWAP)
     no_oracle = SWAP.replace('shift = "label_swap"', "").replace("clusters = 2\n[model]", "[model]")
-    (tmp_path / "mine" / "iid.toml").write_text(no_oracle.replace("oracle = {}\n", "").replace("data.clients = 4", ""))
+    (tmp_path / "mine" / "iid.toml").write_text(
+        no_oracle.replace("oracle = {}\n", "").replace("data.clients = 4", "")
+    )
     outcome = fedclade("compare", "mine", "--scale", "smoke", "--out", "suite")
     assert outcome.code == 0, outcome.err
     assert "swap: comparison of 3 configurations, 2 seeds each" in outcome.out
@@ -401,10 +525,9 @@ def test_compare_runs_the_algorithms_of_scenarios_at_a_scale(fedclade: Callable[
     assert [row["gap_closed"] for row in rows[:4]] == ["", "", "0.0", "1.0"]
     assert all(float(row["bytes_to_target"]) > 0 for row in rows)
     runs = {name: Run.load(tmp_path / f"suite/{name}/ifca/seed-1") for name in ("swap", "iid")}
-    assert {name: (run.summary["rounds"], run.summary["clients"]) for name, run in runs.items()} == {
-        "swap": (2, 4),
-        "iid": (2, 8),
-    }
+    assert {
+        name: (run.summary["rounds"], run.summary["clients"]) for name, run in runs.items()
+    } == {"swap": (2, 4), "iid": (2, 8)}
     assert {"comparison.md", "comparison.json", "comparison.png"} <= files_in(tmp_path / "suite")
 
 
@@ -413,11 +536,16 @@ def test_resume_tells_that_a_run_is_finished_and_gives_it_more_rounds(
 ):
     fedclade("run", small, "--out", "result", "--set", "checkpoint_every=1")
     outcome = fedclade("resume", "result")
-    assert (outcome.code, outcome.out) == (0, "result is finished after 2 rounds; there is nothing to continue\n")
+    assert (outcome.code, outcome.out) == (
+        0,
+        "result is finished after 2 rounds; there is nothing to continue\n",
+    )
     assert fedclade("resume", "result", "--rounds", "2").out == outcome.out
     assert "run folder: result" in fedclade("resume", "result", "--rounds", "4").out
     fedclade("run", small, "--out", "long", "--rounds", "4")
-    long, result = ((tmp_path / name / "tree/tree.safetensors").read_bytes() for name in ("long", "result"))
+    long, result = (
+        (tmp_path / name / "tree/tree.safetensors").read_bytes() for name in ("long", "result")
+    )
     assert result == long
 
 
@@ -431,14 +559,21 @@ min_delta = 1.0
 )
 
 
-def test_a_run_that_stops_early_can_be_used_by_every_command(fedclade: Callable[..., Outcome], tmp_path: Path):
+def test_a_run_that_stops_early_can_be_used_by_every_command(
+    fedclade: Callable[..., Outcome], tmp_path: Path
+):
     (tmp_path / "stops.toml").write_text(STOPS)
     outcome = fedclade("run", "stops.toml", "--out", "bare")
     assert outcome.code == 2
     assert "stop.patience = 1 needs validation data of every client" in outcome.err
-    outcome = fedclade("run", "stops.toml", "--out", "result", "--set", "data.validation_fraction=0.2")
+    outcome = fedclade(
+        "run", "stops.toml", "--out", "result", "--set", "data.validation_fraction=0.2"
+    )
     assert (outcome.code, outcome.err) == (0, "")
-    assert "after round 2 of 9: validation_accuracy has not improved in 1 evaluations, since round 1" in outcome.out
+    assert (
+        "after round 2 of 9: validation_accuracy has not improved in 1 evaluations, since round 1"
+        in outcome.out
+    )
     assert "its models are kept; the last, of round 2, had accuracy" in outcome.out
     summary = json.loads((tmp_path / "result/summary.json").read_text())
     assert (summary["rounds"], summary["stopped"]["round"], summary["last"]["round"]) == (2, 2, 2)
@@ -448,7 +583,16 @@ def test_a_run_that_stops_early_can_be_used_by_every_command(fedclade: Callable[
         ("tree", "result"),
         ("report", "result"),
         ("export", "result", "--client", "3", "--out", "m.safetensors"),
-        ("compare", "stops.toml", "--seeds", "1", "--out", "both", "--set", "data.validation_fraction=0.2"),
+        (
+            "compare",
+            "stops.toml",
+            "--seeds",
+            "1",
+            "--out",
+            "both",
+            "--set",
+            "data.validation_fraction=0.2",
+        ),
     ):
         outcome = fedclade(*command)
         assert (outcome.code, outcome.err) == (0, ""), command
@@ -471,18 +615,28 @@ def test_an_interrupted_run_is_finished_where_it_stands(
     assert "after round 2 of 9: finished by hand after an interruption" in outcome.out
     assert Run.load(tmp_path / "result").summary["rounds"] == 2
     assert fedclade("export", "result", "--node", "0", "--out", "m.safetensors").code == 0
-    assert fedclade("resume", "result").out == "result is finished after 2 rounds; there is nothing to continue\n"
+    assert (
+        fedclade("resume", "result").out
+        == "result is finished after 2 rounds; there is nothing to continue\n"
+    )
     assert "run folder: result" in fedclade("resume", "result", "--rounds", "10").out
     assert Run.load(tmp_path / "result").summary["rounds"] == 10
 
 
-def test_resume_refuses_what_it_cannot_continue(fedclade: Callable[..., Outcome], small: str, tmp_path: Path):
+def test_resume_refuses_what_it_cannot_continue(
+    fedclade: Callable[..., Outcome], small: str, tmp_path: Path
+):
     outcome = fedclade("resume", "nowhere")
-    assert (outcome.code, outcome.err) == (2, "error: nowhere is not a run folder: it has no config.toml\n")
+    assert (outcome.code, outcome.err) == (
+        2,
+        "error: nowhere is not a run folder: it has no config.toml\n",
+    )
     fedclade("run", small, "--out", "result")
     (tmp_path / "result/summary.json").unlink()
     config = tmp_path / "result/config.toml"
-    *lines, _ = config.read_text().replace('name = "mclr"', 'name = "Sequential"').splitlines(keepends=True)
+    *lines, _ = (
+        config.read_text().replace('name = "mclr"', 'name = "Sequential"').splitlines(keepends=True)
+    )
     config.write_text("".join(lines))  # without the sum of what it was
     outcome = fedclade("resume", "result")
     assert outcome.code == 2
@@ -493,7 +647,9 @@ def test_resume_refuses_what_it_cannot_continue(fedclade: Callable[..., Outcome]
 def test_compare_reads_what_is_finished_and_continues_the_rest(
     fedclade: Callable[..., Outcome], small: str, tmp_path: Path
 ):
-    (tmp_path / "fedavg.toml").write_text(SMALL.replace('name = "cfl"\neps2 = 0.4', 'name = "fedavg"'))
+    (tmp_path / "fedavg.toml").write_text(
+        SMALL.replace('name = "cfl"\neps2 = 0.4', 'name = "fedavg"')
+    )
     asked = ("compare", "small.toml", "fedavg.toml", "--out", "both", "--set", "checkpoint_every=1")
     assert fedclade(*asked).code == 0
     table = (tmp_path / "both/comparison.csv").read_text()
@@ -504,8 +660,13 @@ def test_compare_reads_what_is_finished_and_continues_the_rest(
     assert fedclade(*asked, "--resume").code == 0
     assert finished.stat().st_mtime_ns == before
     columns = [line.split(",")[:6] for line in table.splitlines()]
-    assert [line.split(",")[:6] for line in (tmp_path / "both/comparison.csv").read_text().splitlines()] == columns
-    assert "--resume needs the folder to continue in; set it with --out" in fedclade(*asked[:3], "--resume").err
+    assert [
+        line.split(",")[:6] for line in (tmp_path / "both/comparison.csv").read_text().splitlines()
+    ] == columns
+    assert (
+        "--resume needs the folder to continue in; set it with --out"
+        in fedclade(*asked[:3], "--resume").err
+    )
     assert "its seed" not in fedclade(*asked, "--resume").err
     assert "holds a run of another config: its local.lr is 0.1, not 0.2" in (
         fedclade(*asked, "--resume", "--set", "local.lr=0.2").err
@@ -517,7 +678,9 @@ def test_an_interrupted_compare_says_how_to_continue(
 ):
     """The signal arrives while the data of the first run is loaded."""
     load = Config.federation
-    monkeypatch.setattr(Config, "federation", lambda *a: (signal.raise_signal(signal.SIGINT), load(*a))[1])
+    monkeypatch.setattr(
+        Config, "federation", lambda *a: (signal.raise_signal(signal.SIGINT), load(*a))[1]
+    )
     outcome = fedclade("compare", small, "--seeds", "2", "--out", "both")
     assert outcome.code == 130
     told = "interrupted after round 1 of small seed 0; continue with the same command and --out both --resume\n"
@@ -537,7 +700,9 @@ def test_compare_keeps_what_finished_when_a_run_fails(
         patched.setattr(FedGroup, "step", diverges)
         outcome = fedclade("compare", "swap.toml", "--out", "suite")
     assert outcome.code == 2
-    assert outcome.err.startswith("error: swap: fedgroup: none of 8 clients has an update that is finite")
+    assert outcome.err.startswith(
+        "error: swap: fedgroup: none of 8 clients has an update that is finite"
+    )
     rows = csv.DictReader((tmp_path / "suite/comparison.csv").open())
     assert [row["label"] for row in rows] == ["fedavg", "oracle", "ifca"]
     nothing = fedclade("compare", "swap.toml", "--set", "data.clients=2000", "--out", "nothing")
@@ -554,7 +719,9 @@ def test_fedgroup_runs_reports_and_compares(fedclade: Callable[..., Outcome], tm
         ("fedgrouprox", f"{fedgroup}\nmu = 0.1"),
         ("fedavg", 'name = "fedavg"'),
     ):
-        text = SMALL.replace('name = "cfl"\neps2 = 0.4', algorithm).replace("clients = 4", "clients = 8")
+        text = SMALL.replace('name = "cfl"\neps2 = 0.4', algorithm).replace(
+            "clients = 4", "clients = 8"
+        )
         (tmp_path / f"{name}.toml").write_text(text)
     outcome = fedclade("run", "fedgroup.toml", "--out", "result", "--set", "client_fraction=0.25")
     assert outcome.code == 0, outcome.err
@@ -567,7 +734,9 @@ def test_fedgroup_runs_reports_and_compares(fedclade: Callable[..., Outcome], tm
     assert Run.load(tmp_path / "again").events == run.events
     assert fedclade("report", "result").code == 0
     assert fedclade("tree", "result").code == 0
-    outcome = fedclade("compare", "fedgroup.toml", "fedgrouprox.toml", "fedavg.toml", "--out", "both")
+    outcome = fedclade(
+        "compare", "fedgroup.toml", "fedgrouprox.toml", "fedavg.toml", "--out", "both"
+    )
     assert outcome.code == 0, outcome.err
     assert all(label in outcome.out for label in ("fedgroup", "fedgrouprox", "fedavg"))
 
@@ -583,7 +752,12 @@ def test_every_algorithm_runs_by_its_name_and_can_be_looked_at(
     """The figures that a run ends with are those that its report draws anew, and may paint."""
     config = SMALL.replace('name = "cfl"\neps2 = 0.4', f'name = "{algorithm}"')
     Path(small).write_text(config.replace('name = "mclr"', 'name = "mlp"\nhidden = 8'))
-    for command in (("run", small, "--out", "result"), ("report", "result"), ("tree", "result"), ("cite", algorithm)):
+    for command in (
+        ("run", small, "--out", "result"),
+        ("report", "result"),
+        ("tree", "result"),
+        ("cite", algorithm),
+    ):
         if command[0] == "report" and algorithm in PAINTED:
             unpainted.undo()
         if command[0] != "cite" or algorithm not in ("local", "oracle"):
@@ -593,7 +767,9 @@ def test_every_algorithm_runs_by_its_name_and_can_be_looked_at(
 
 def test_demo_configs_are_the_four_of_the_readme(fedclade: Callable[..., Outcome]):
     listed = fedclade("ls", "configs").out
-    assert all(f"{name}-digits-label-swap" in listed for name in ("fedavg", "cfl", "oracle", "local"))
+    assert all(
+        f"{name}-digits-label-swap" in listed for name in ("fedavg", "cfl", "oracle", "local")
+    )
 
 
 @pytest.mark.parametrize(
@@ -640,8 +816,13 @@ def test_the_shipped_suite_has_every_algorithm_at_both_scales():
             scenario = read_scenario(file, scale=scale)
             data = next(iter(scenario.configs.values())).data
             known_truth = data["shift"] != "none" or data["partition"] == "label_groups"
-            parted = {name for name, entry in ALGORITHMS.items() if entry.algorithm.personal}  # which models must fit
-            apart = {"fedbuff", "private_choice"}  # whose rounds are buffers; which is for hundreds of private clients
+            parted = {
+                name for name, entry in ALGORITHMS.items() if entry.algorithm.personal
+            }  # which models must fit
+            apart = {
+                "fedbuff",
+                "private_choice",
+            }  # whose rounds are buffers; which is for hundreds of private clients
             expected = ALGORITHMS.keys() - parted - apart
             if not known_truth:
                 expected = expected - {"oracle"}
@@ -688,7 +869,10 @@ def test_validate_says_all_errors_at_once(fedclade: Callable[..., Outcome], tmp_
     [
         (("run", "missing.toml"), "there is no config missing.toml"),
         (("run", "cfl-mnits-label-swap"), "did you mean 'cfl-mnist-label-swap'?"),
-        (("run", "small.toml", "--set", "data.clients"), "--set takes section.key=value, got 'data.clients'"),
+        (
+            ("run", "small.toml", "--set", "data.clients"),
+            "--set takes section.key=value, got 'data.clients'",
+        ),
         (("run", "small.toml", "--set", "data.clients=0"), "clients should be at least 1, got 0"),
         (
             ("run", "small.toml", "--set", "client_fraction=0"),
@@ -696,30 +880,76 @@ def test_validate_says_all_errors_at_once(fedclade: Callable[..., Outcome], tmp_
         ),
         (("run", "small.toml", "--set", "data.clients=2000"), "2000 clients"),
         (("run", "small.toml", "--set", "data.name=mnist", "--data-dir", "nowhere"), "nowhere"),
-        (("run", "small.toml", "--set", "local.lr=1e30"), "nobody answered, though asked 3 times: client 0: norm"),
+        (
+            ("run", "small.toml", "--set", "local.lr=1e30"),
+            "nobody answered, though asked 3 times: client 0: norm",
+        ),
         (("run", "small.toml", "--set", "local.lr=1e38"), "entries are NaN or infinite (and"),
-        (("run", "small.toml", "--set", "algorithm.name=ifca"), "unknown key of [algorithm]: 'eps2'"),
+        (
+            ("run", "small.toml", "--set", "algorithm.name=ifca"),
+            "unknown key of [algorithm]: 'eps2'",
+        ),
         (("run", "small.toml", "--device", "tpu"), "device should be auto, cpu or cuda, got 'tpu'"),
-        (("run", "small.toml", "--engine", "staked"), "unknown engine 'staked'; did you mean 'stacked'?"),
-        (("run", "small.toml", "--set", "engine=lop"), "unknown engine 'lop'; did you mean 'loop'?"),
-        (("run", "small.toml", "--memory", "2 elephants"), "memory should be a size such as 2GB, 500MiB or a number"),
-        (("run", "small.toml", "--set", "model.name=cnn"), "at least 16 pixels a side, got input shape (1, 8, 8)"),
-        (("run", "small.toml", "--set", "model.name=torch.nn:Identity"), "Identity has no trainable parameters"),
-        (("run", "small.toml", "--set", "model.name=nosuch:thing"), "model 'nosuch:thing' cannot be imported"),
-        (("run", "small.toml", "--set", "algorithm.fallback=true"), "set data.validation_fraction above 0"),
+        (
+            ("run", "small.toml", "--engine", "staked"),
+            "unknown engine 'staked'; did you mean 'stacked'?",
+        ),
+        (
+            ("run", "small.toml", "--set", "engine=lop"),
+            "unknown engine 'lop'; did you mean 'loop'?",
+        ),
+        (
+            ("run", "small.toml", "--memory", "2 elephants"),
+            "memory should be a size such as 2GB, 500MiB or a number",
+        ),
+        (
+            ("run", "small.toml", "--set", "model.name=cnn"),
+            "at least 16 pixels a side, got input shape (1, 8, 8)",
+        ),
+        (
+            ("run", "small.toml", "--set", "model.name=torch.nn:Identity"),
+            "Identity has no trainable parameters",
+        ),
+        (
+            ("run", "small.toml", "--set", "model.name=nosuch:thing"),
+            "model 'nosuch:thing' cannot be imported",
+        ),
+        (
+            ("run", "small.toml", "--set", "algorithm.fallback=true"),
+            "set data.validation_fraction above 0",
+        ),
         (("report", "nowhere"), "nowhere is not a run folder: it has no summary.json"),
         (("tree", "nowhere"), "nowhere is not a run folder: it has no summary.json"),
-        (("compare", "small.toml", "small.toml"), "each config can be compared once, got more than one named small"),
-        (("compare", "small.toml", "--scale", "smoke"), "the config small has no scales; give scenarios only"),
-        (("compare", "small.toml", "swap.toml"), "the config small cannot be compared with scenarios"),
-        (("compare", "swap.toml", "--scale", "smok"), "unknown scale 'smok'; did you mean 'smoke'? (known: smoke)"),
+        (
+            ("compare", "small.toml", "small.toml"),
+            "each config can be compared once, got more than one named small",
+        ),
+        (
+            ("compare", "small.toml", "--scale", "smoke"),
+            "the config small has no scales; give scenarios only",
+        ),
+        (
+            ("compare", "small.toml", "swap.toml"),
+            "the config small cannot be compared with scenarios",
+        ),
+        (
+            ("compare", "swap.toml", "--scale", "smok"),
+            "unknown scale 'smok'; did you mean 'smoke'? (known: smoke)",
+        ),
         (("compare", "swap.toml", "--set", "algorithm.eps2=1"), "a scenario has no [algorithm]"),
         (("compare", "empty"), "the folder empty holds no config"),
-        (("run", "swap.toml"), "swap.toml is a scenario: it has several [algorithms]; run it with 'fedclade compare'"),
+        (
+            ("run", "swap.toml"),
+            "swap.toml is a scenario: it has several [algorithms]; run it with 'fedclade compare'",
+        ),
     ],
 )
 def test_bad_input_is_one_clear_error_and_leaves_nothing(
-    fedclade: Callable[..., Outcome], small: str, tmp_path: Path, arguments: tuple[str, ...], told: str
+    fedclade: Callable[..., Outcome],
+    small: str,
+    tmp_path: Path,
+    arguments: tuple[str, ...],
+    told: str,
 ):
     (tmp_path / "swap.toml").write_text(SWAP)
     (tmp_path / "empty").mkdir()
@@ -748,7 +978,9 @@ def test_a_model_of_the_users_own_is_found_where_the_user_stands(
     assert config["model"] == {"name": "my_models:linear", "width": 64}
     outcome = fedclade("run", small, "--out", "result", "--set", "model.name=my_models:wrong")
     assert outcome.code == 2
-    assert "the model should give (2, 10) outputs for 10 labels of digits, got (2, 3)" in outcome.err
+    assert (
+        "the model should give (2, 10) outputs for 10 labels of digits, got (2, 3)" in outcome.err
+    )
     typo = ("--set", "model.name=my_models:linear", "--set", "model.witdh=3")
     outcome = fedclade("run", small, "--out", "result", *typo)
     assert "unknown key of [model]: 'witdh'; did you mean 'width'?" in outcome.err
@@ -767,7 +999,9 @@ def test_the_same_command_takes_over_what_it_left_when_it_was_killed_before_it_w
     assert ".config.toml.writing" not in files_in(tmp_path / "result")
 
 
-def test_an_existing_out_is_refused_before_anything_runs(fedclade: Callable[..., Outcome], small: str, tmp_path: Path):
+def test_an_existing_out_is_refused_before_anything_runs(
+    fedclade: Callable[..., Outcome], small: str, tmp_path: Path
+):
     (tmp_path / "result").mkdir()
     (tmp_path / "result" / "precious.txt").write_text("mine")
     outcome = fedclade("run", small, "--out", "result")
@@ -781,7 +1015,16 @@ def test_help_teaches(fedclade: Callable[..., Outcome]):
     run_help = fedclade("run", "--help").out
     assert all(
         option in run_help
-        for option in ("--out", "--data-dir", "--seed", "--rounds", "--set", "--device", "--engine", "--memory")
+        for option in (
+            "--out",
+            "--data-dir",
+            "--seed",
+            "--rounds",
+            "--set",
+            "--device",
+            "--engine",
+            "--memory",
+        )
     )
     assert "Example:" in run_help
 
@@ -802,8 +1045,17 @@ def test_import_needs_nothing_but_the_core():
     """
     packages = (
         *("typer", "rich", "matplotlib", "datasets", "flwr_datasets", "pyarrow", "PIL", "tomli_w"),
-        *("scipy.cluster", "scipy.linalg", "scipy.ndimage", "scipy.sparse", "scipy.spatial", "scipy.special"),
+        *(
+            "scipy.cluster",
+            "scipy.linalg",
+            "scipy.ndimage",
+            "scipy.sparse",
+            "scipy.spatial",
+            "scipy.special",
+        ),
     )
     code = f"import sys, fedclade; print([name for name in {packages} if name in sys.modules])"
-    outcome = subprocess.run([sys.executable, "-c", code + STEP], capture_output=True, text=True, check=True)
+    outcome = subprocess.run(
+        [sys.executable, "-c", code + STEP], capture_output=True, text=True, check=True
+    )
     assert outcome.stdout.split() == ["[]", "[]"]

@@ -28,7 +28,9 @@ from fedclade import Run
 
 CONTAINERS = Path(__file__).parents[2] / "containers"
 APP = CONTAINERS.parent / "examples" / "flower"
-SERVICES: dict[str, dict[str, Any]] = yaml.safe_load((CONTAINERS / "compose.yaml").read_text())["services"]
+SERVICES: dict[str, dict[str, Any]] = yaml.safe_load((CONTAINERS / "compose.yaml").read_text())[
+    "services"
+]
 MINE = "/var/lib/fedclade"
 
 
@@ -52,23 +54,35 @@ class Composed:
         found = []
         for word in words:
             for target, source in sorted(mounts.items(), key=lambda each: -len(each[0])):
-                there = {"../examples/flower": APP, ".": CONTAINERS}.get(source, self.folder / source)
+                there = {"../examples/flower": APP, ".": CONTAINERS}.get(
+                    source, self.folder / source
+                )
                 word = re.sub(rf"{target}(?=[/\"]|$)", str(there), word)
             if word == "/volumes":
                 word = str(self.folder)
-            word = re.sub(r"\b(superlink|proxy|localhost):9092", f"{HOST}:{self.ports['superlink']}", word)
+            word = re.sub(
+                r"\b(superlink|proxy|localhost):9092", f"{HOST}:{self.ports['superlink']}", word
+            )
             found.append({"0.0.0.0": HOST, "9092": str(self.ports["superlink"])}.get(word, word))
-        program = Path(sys.executable) if found[0] == "python" else Path(sys.executable).with_name(found[0])
+        program = (
+            Path(sys.executable)
+            if found[0] == "python"
+            else Path(sys.executable).with_name(found[0])
+        )
         node = ["--port", str(self.ports[service])] if service.startswith("node-") else []
         return [str(program), *found[1:], *node]
 
     def command(self, service: str) -> list[str]:
         """Return the command of a service; files belong to who runs the tests."""
-        return self.here(service, shlex.split(SERVICES[service]["command"].replace("--owner 10001 ", "")))
+        return self.here(
+            service, shlex.split(SERVICES[service]["command"].replace("--owner 10001 ", ""))
+        )
 
     def run(self, service: str) -> subprocess.CompletedProcess[str]:
         """Run a service to its end."""
-        return subprocess.run(self.command(service), env=self.environment, capture_output=True, text=True, check=False)
+        return subprocess.run(
+            self.command(service), env=self.environment, capture_output=True, text=True, check=False
+        )
 
     def start(self, service: str) -> Process:
         """Start a service that goes on, in the folder that is its volume."""
@@ -78,7 +92,10 @@ class Composed:
     def healthy(self, service: str) -> bool:
         """Ask as the service's own health check does."""
         check = self.here(service, SERVICES[service]["healthcheck"]["test"][1:])
-        return subprocess.run(check, env=self.environment, capture_output=True, check=False).returncode == 0
+        return (
+            subprocess.run(check, env=self.environment, capture_output=True, check=False).returncode
+            == 0
+        )
 
 
 def mounts_of(service: str) -> list[tuple[str, str]]:
@@ -91,7 +108,9 @@ def named_volumes() -> set[str]:
 
 
 def conditions(service: str) -> dict[str, str]:
-    return {other: each["condition"] for other, each in SERVICES[service].get("depends_on", {}).items()}
+    return {
+        other: each["condition"] for other, each in SERVICES[service].get("depends_on", {}).items()
+    }
 
 
 def test_every_service_sees_its_own_volume_alone():
@@ -107,14 +126,19 @@ def test_every_service_sees_its_own_volume_alone():
         "credentials": "root",
         "proxy": "10001",
     }
-    assert all(service["cap_drop"] == ["ALL"] and "ports" not in service for service in SERVICES.values())
+    assert all(
+        service["cap_drop"] == ["ALL"] and "ports" not in service for service in SERVICES.values()
+    )
 
 
 def test_clients_reach_the_proxy_alone_which_passes_on_the_interface_of_nodes_alone():
     """Whoever reaches the SuperLink's control interface can start code on every node: it asks for no password."""
     networks = {name: {*service["networks"]} for name, service in SERVICES.items()}
     nodes = {name for name in SERVICES if name.startswith("node-")}
-    assert {name for name, of_service in networks.items() if "clients" in of_service} == {*nodes, "proxy"}
+    assert {name for name, of_service in networks.items() if "clients" in of_service} == {
+        *nodes,
+        "proxy",
+    }
     assert all(networks[name] == {"clients"} for name in nodes)
     assert networks["proxy"] == {"clients", "server"}
     composition = yaml.safe_load((CONTAINERS / "compose.yaml").read_text())
@@ -130,8 +154,16 @@ def test_the_image_asks_nobody_on_the_network_and_has_a_user_of_its_own():
     image = (CONTAINERS / "Containerfile").read_text()
     assert all(f"{name}={value}" in image for name, value in OFFLINE.items())
     assert re.findall(r"^USER (\d+)$", image, flags=re.MULTILINE) == ["10001"]
-    copied = {word for line in re.findall(r"^COPY (?!--)(.*) ", image, flags=re.MULTILINE) for word in line.split()}
-    sent = {line[1:] for line in (CONTAINERS / "Containerfile.dockerignore").read_text().splitlines() if line[0] == "!"}
+    copied = {
+        word
+        for line in re.findall(r"^COPY (?!--)(.*) ", image, flags=re.MULTILINE)
+        for word in line.split()
+    }
+    sent = {
+        line[1:]
+        for line in (CONTAINERS / "Containerfile.dockerignore").read_text().splitlines()
+        if line[0] == "!"
+    }
     assert copied == sent
     assert all((CONTAINERS.parent / each).exists() for each in copied)
 
@@ -148,7 +180,9 @@ def composed(tmp_path: Path) -> Iterator[Composed]:
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
     it = Composed(tmp_path, {**os.environ, **OFFLINE, **settings})
-    order = [*TopologicalSorter({service: conditions(service) for service in SERVICES}).static_order()]
+    order = [
+        *TopologicalSorter({service: conditions(service) for service in SERVICES}).static_order()
+    ]
     waited = {other: each for service in SERVICES for other, each in conditions(service).items()}
     with ExitStack() as stack:
         for service in order:
@@ -177,5 +211,8 @@ def test_the_composed_commands_make_a_federation_that_finds_its_clusters(compose
     assert "finished:completed" in done.stdout.splitlines()[-1]
     run = Run.load(composed.folder / "superexec/run")
     assert run.tree.leaf_of == {0: 1, 2: 1, 1: 2, 3: 2}
-    assert {path.name for path in (composed.folder / "node-3").glob("*.key")} == {"client.key", "node.key"}
+    assert {path.name for path in (composed.folder / "node-3").glob("*.key")} == {
+        "client.key",
+        "node.key",
+    }
     assert "the keys are there already" in composed.run("credentials").stdout

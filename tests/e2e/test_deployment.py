@@ -22,7 +22,10 @@ import tomli_w
 import torch
 from credentials import make_certificates, make_node_key
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization.ssh import load_ssh_private_key, load_ssh_public_key
+from cryptography.hazmat.primitives.serialization.ssh import (
+    load_ssh_private_key,
+    load_ssh_public_key,
+)
 from deployment import HOST, Deployment, free_ports
 from processes import DeploymentError, Process
 from safetensors.torch import load_file
@@ -40,7 +43,9 @@ SPLITS_IN_1 = {"rounds": 2, "evaluate_every": 2, "algorithm.eps1": 10.0}
 SPLITS_IN_2 = {"rounds": 2, "evaluate_every": 2, "algorithm.eps1": 2.0}
 """By the norm of the clusters' mean update, which is above 2 in round 1, and below in round 2. Rounds are few, as each
 question to the clients takes seconds."""
-needs_proc = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes are looked up in /proc")
+needs_proc = pytest.mark.skipif(
+    not Path("/proc/self/environ").exists(), reason="processes are looked up in /proc"
+)
 
 
 def processes_of(folder: Path) -> list[str]:
@@ -99,7 +104,9 @@ def test_a_client_accepts_the_certificate_under_its_names_and_no_other(keys):
     assert handshake(server, client, "localhost") == "TLSv1.3"
     with pytest.raises(ssl.SSLCertVerificationError, match=r"not valid for 'example\.org'"):
         handshake(server, client, "example.org")
-    with pytest.raises(ssl.SSLCertVerificationError, match="certificate verify failed: unable to get"):
+    with pytest.raises(
+        ssl.SSLCertVerificationError, match="certificate verify failed: unable to get"
+    ):
         handshake(server, ssl.create_default_context(), HOST)
 
 
@@ -109,7 +116,10 @@ def test_keys_are_private_of_the_right_curve_and_never_overwritten(keys):
     assert isinstance(key, ec.EllipticCurvePrivateKey)
     assert key.curve.name == "secp384r1"
     assert key.public_key() == load_ssh_public_key(public.read_bytes())
-    assert [oct((keys / name).stat().st_mode)[-3:] for name in ("node", "server.key")] == ["600", "600"]
+    assert [oct((keys / name).stat().st_mode)[-3:] for name in ("node", "server.key")] == [
+        "600",
+        "600",
+    ]
     before = (keys / "node").read_bytes()
     with pytest.raises(FileExistsError, match="node"):
         make_node_key(keys / "node")
@@ -137,9 +147,12 @@ def python(script: str, log: Path) -> Process:
 
 
 def test_a_process_that_ends_too_early_shows_the_end_of_its_log(tmp_path):
-    process = python("print('\\x1b[91mno port\\x1b[0m is free'); raise SystemExit(3)", tmp_path / "log")
+    process = python(
+        "print('\\x1b[91mno port\\x1b[0m is free'); raise SystemExit(3)", tmp_path / "log"
+    )
     with pytest.raises(
-        DeploymentError, match=r"the script ended with exit status 3 before it answers; .*log:\n  no port is"
+        DeploymentError,
+        match=r"the script ended with exit status 3 before it answers; .*log:\n  no port is",
     ):
         process.wait_until(lambda: False, "answers", 30)
 
@@ -147,7 +160,9 @@ def test_a_process_that_ends_too_early_shows_the_end_of_its_log(tmp_path):
 def test_a_process_that_is_never_ready_is_told(tmp_path):
     process = python("import time; time.sleep(60)", tmp_path / "log")
     try:
-        with pytest.raises(DeploymentError, match=r"started 0\.2 seconds ago, and still not: answers"):
+        with pytest.raises(
+            DeploymentError, match=r"started 0\.2 seconds ago, and still not: answers"
+        ):
             process.wait_until(lambda: False, "answers", 0.2)
         assert process.running
         assert not process.wait(0.01)
@@ -207,13 +222,24 @@ def state(process: int) -> str:
 @needs_proc
 @pytest.mark.usefixtures("default_signals")
 def test_the_command_stops_every_process_when_it_is_told_to_end(tmp_path):
-    command = [sys.executable, str(EXAMPLE / "federation.py"), "--nodes", "1", "--out", str(tmp_path / "it")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as federation:
+    command = [
+        sys.executable,
+        str(EXAMPLE / "federation.py"),
+        "--nodes",
+        "1",
+        "--out",
+        str(tmp_path / "it"),
+    ]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as federation:
         assert federation.stdout is not None
         line = next(line for line in federation.stdout if "joined" in line or not line)
         assert "1 SuperNodes have joined over TLS" in line
         running = " ".join(processes_of(tmp_path / "it"))
-        assert all(name in running for name in ("flower-superlink", "flower-superexec", "flower-supernode"))
+        assert all(
+            name in running for name in ("flower-superlink", "flower-superexec", "flower-supernode")
+        )
         federation.send_signal(signal.SIGTERM)
         _, errors = federation.communicate(timeout=60)
     assert federation.returncode == 128 + signal.SIGTERM, errors
@@ -241,7 +267,9 @@ def test_a_federation_of_processes_ends_as_its_simulation_does(federation, tmp_p
     config.run(config.federation(), folder=tmp_path / "simulated", device="cpu")
     real, simulated = Run.load(tmp_path / "real"), Run.load(tmp_path / "simulated")
     assert real.tree.leaf_of == simulated.tree.leaf_of == {0: 1, 2: 1, 1: 2, 3: 2}
-    models = [load_file(tmp_path / name / "tree" / "tree.safetensors") for name in ("real", "simulated")]
+    models = [
+        load_file(tmp_path / name / "tree" / "tree.safetensors") for name in ("real", "simulated")
+    ]
     assert len(models[0]) > 0
     torch.testing.assert_close(*models, rtol=0, atol=1e-5)
     assert (tmp_path / "real/figures/accuracy.png").is_file()
@@ -252,12 +280,18 @@ def test_what_one_client_sends_costs_no_other_its_answer(federation, tmp_path):
     for node, what in enumerate(("forge", "garble", "bloat")):
         (federation.node_folder(node) / f"{what}-1").touch()
     try:
-        federation.run({"rounds": 1, "network.out": str(tmp_path / "run"), "network.deadline": 600.0})
+        federation.run(
+            {"rounds": 1, "network.out": str(tmp_path / "run"), "network.deadline": 600.0}
+        )
     finally:
         for node, what in enumerate(("forge", "garble", "bloat")):
             (federation.node_folder(node) / f"{what}-1").unlink()
     run = Run.load(tmp_path / "run")
-    (why,) = [event["clients"] for event in run.events if event["kind"] == "left_out" and event["query"] == "train"]
+    (why,) = [
+        event["clients"]
+        for event in run.events
+        if event["kind"] == "left_out" and event["query"] == "train"
+    ]
     assert sorted(why) == ["0", "1", "2"]
     assert why["0"] == "signed by another key than that of the client's introduction"
     assert why["1"].startswith("cannot be read: DecodeError")
@@ -266,7 +300,9 @@ def test_what_one_client_sends_costs_no_other_its_answer(federation, tmp_path):
 
 
 def test_a_run_that_fails_is_told_though_flower_ends_well(federation, capfd):
-    with pytest.raises(DeploymentError, match=r"run \d+ ended as 'finished:failed'; its log is above"):
+    with pytest.raises(
+        DeploymentError, match=r"run \d+ ended as 'finished:failed'; its log is above"
+    ):
         federation.run({"rounds": 0})
     assert "rounds should be at least 1, got 0" in capfd.readouterr().out
 
@@ -281,7 +317,9 @@ def test_a_key_is_registered_once_and_a_key_that_is_none_is_refused(federation, 
 
 def run_config(app: Path) -> dict[str, bool | float | int | str]:
     """Return the run config of an app, as Flower gives it to a ServerApp."""
-    return flat(tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"])
+    return flat(
+        tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    )
 
 
 def test_a_federation_outlives_what_befalls_its_processes(federation, tmp_path):
@@ -301,7 +339,8 @@ def test_a_federation_outlives_what_befalls_its_processes(federation, tmp_path):
     stranger = tmp_path / "stranger"
     make_node_key(stranger)
     with pytest.raises(
-        DeploymentError, match=r"node-1 ended with exit status 1 before it joined(.|\n)*Failed to activate"
+        DeploymentError,
+        match=r"node-1 ended with exit status 1 before it joined(.|\n)*Failed to activate",
     ):
         federation.start_node(1, key=stranger)
     assert "No SuperNode found with the given public key" in federation.log("superlink")
@@ -324,7 +363,11 @@ def test_a_federation_outlives_what_befalls_its_processes(federation, tmp_path):
     assert left_out[1].pop("1") in (DROPPED_OUT, TOO_LATE)
     assert left_out == {1: {"3": "9610 of 9610 entries are NaN or infinite"}}
     members = json.loads((out / "clients.json").read_text())["clients"]
-    assert {int(client): member["node"] for client, member in members.items()} == known == federation.node_ids()
+    assert (
+        {int(client): member["node"] for client, member in members.items()}
+        == known
+        == federation.node_ids()
+    )
 
 
 def app_of_sums(federation: Deployment, folder: Path, algorithm: str) -> tuple[Path, Config]:
@@ -372,8 +415,14 @@ def test_a_sum_outlives_a_node_that_is_killed_before_it_sends_its_update(federat
     federation.kill_node(3)
     federation.flwr.follow(run)
     real = Run.load(tmp_path / "real")
-    (why,) = [event["clients"] for event in real.events if event["kind"] == "left_out" and event["query"] == "train"]
+    (why,) = [
+        event["clients"]
+        for event in real.events
+        if event["kind"] == "left_out" and event["query"] == "train"
+    ]
     assert set(why) == {"3"}
     assert why["3"] in (DROPPED_OUT, TOO_LATE)
     three = config.run(config.federation().shard([0, 1, 2]), device="cpu")
-    torch.testing.assert_close(real.tree.nodes[0].params, three.tree.nodes[0].params, rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        real.tree.nodes[0].params, three.tree.nodes[0].params, rtol=0, atol=1e-5
+    )

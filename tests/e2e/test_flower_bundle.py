@@ -19,7 +19,9 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "flower"
 def test_flower_builds_a_bundle_of_the_app_and_its_config_alone(tmp_path: Path):
     environment = {**os.environ, **OFFLINE, "FLWR_HOME": str(tmp_path / "home")}
     build = [program("flwr"), "build", "--app", str(EXAMPLE)]
-    done = subprocess.run(build, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        build, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "missing" not in done.stdout  # a property that Flower recommends
     (bundle,) = tmp_path.glob("fedclade.fedclade-app.1-0-0.*.fab")

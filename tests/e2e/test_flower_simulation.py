@@ -40,8 +40,18 @@ def flwr(tmp_path: Path) -> Iterator[FlowerCommand]:
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
     }
     addresses = ["--host", HOST, "--port", str(port), "--control-api-address", f"{HOST}:{control}"]
-    options = ["--insecure", "--simulation", "--disable-runtime-dependency-installation", *addresses]
-    superlink = Process("superlink", [program("flower-superlink"), *options], tmp_path / "superlink.log", environment)
+    options = [
+        "--insecure",
+        "--simulation",
+        "--disable-runtime-dependency-installation",
+        *addresses,
+    ]
+    superlink = Process(
+        "superlink",
+        [program("flower-superlink"), *options],
+        tmp_path / "superlink.log",
+        environment,
+    )
     try:
         superlink.wait_until(lambda: answers(f"http://{HOST}:{port}/health"), "answers", 60)
         yield FlowerCommand("here", environment)
@@ -60,10 +70,16 @@ def answers(url: str) -> bool:
         return False
 
 
-def simulated_by_flower(flwr: FlowerCommand, settings: Mapping[str, object]) -> tuple[Run, set[int]]:
+def simulated_by_flower(
+    flwr: FlowerCommand, settings: Mapping[str, object]
+) -> tuple[Run, set[int]]:
     """Run the example app; return the run, and the ids of its nodes."""
     chosen = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
-    run = str(flwr("run", str(EXAMPLE), "here", "--run-config", chosen, "--federation-config", ENGINE)["run-id"])
+    run = str(
+        flwr("run", str(EXAMPLE), "here", "--run-config", chosen, "--federation-config", ENGINE)[
+            "run-id"
+        ]
+    )
     flwr.follow(run)
     assert flwr.status(run) == "finished:completed"
     out = Path(str(settings["network.out"]))
@@ -72,7 +88,9 @@ def simulated_by_flower(flwr: FlowerCommand, settings: Mapping[str, object]) -> 
 
 
 @needs_proc
-def test_flowers_simulation_ends_as_ours_does_and_goes_on_with_more_rounds(tmp_path: Path, flwr: FlowerCommand):
+def test_flowers_simulation_ends_as_ours_does_and_goes_on_with_more_rounds(
+    tmp_path: Path, flwr: FlowerCommand
+):
     """The same clusters, and the same models but for rounding. When it goes on all nodes are new, and known again."""
     settings = {**SPLITS_IN_1, "network.identity": "number", "network.out": str(tmp_path / "there")}
     there, nodes = simulated_by_flower(flwr, settings)
@@ -93,6 +111,8 @@ def compare(folder: Path, settings: Mapping[str, object]) -> None:
         config.run(config.federation(), folder=here, device="cpu").tree.leaf_of
         == Run.load(folder / "there").tree.leaf_of
     )
-    ours, theirs = (load_file(run / "tree" / "tree.safetensors") for run in (here, folder / "there"))
+    ours, theirs = (
+        load_file(run / "tree" / "tree.safetensors") for run in (here, folder / "there")
+    )
     assert len(ours) > 0
     torch.testing.assert_close(theirs, ours, rtol=0, atol=1e-5)

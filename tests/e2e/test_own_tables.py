@@ -82,14 +82,19 @@ def write_app(folder: Path, code: str) -> Path:
 
 
 def test_two_hospitals_share_one_encoding_by_config_and_in_python(tmp_path: Path):
-    apps = {"config": write_app(tmp_path / "config", BY_CONFIG), "python": write_app(tmp_path / "python", IN_PYTHON)}
+    apps = {
+        "config": write_app(tmp_path / "config", BY_CONFIG),
+        "python": write_app(tmp_path / "python", IN_PYTHON),
+    }
     folder = tmp_path / "deployment"
     data_dir = f'data-dir="{folder}/node-{{node}}"'
     deployment = Deployment(folder, apps["config"], nodes=2, node_config=data_dir)
     for node, cities in enumerate((("bern", "oslo"), ("oslo", "rome"))):
         rows = [f"{city},{'yes' if city == 'oslo' else 'no'}" for city in cities * 30]
         deployment.node_folder(node).mkdir(parents=True)
-        (deployment.node_folder(node) / "patients.csv").write_text("\n".join(["city,back", *rows]) + "\n")
+        (deployment.node_folder(node) / "patients.csv").write_text(
+            "\n".join(["city,back", *rows]) + "\n"
+        )
     with deployment:
         for name, app in apps.items():
             deployment.app = app

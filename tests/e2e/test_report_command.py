@@ -41,7 +41,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     folder = tmp_path_factory.mktemp("runs")
     found: dict[str, Run] = {}
     for name in ("cfl", "fedavg"):
-        (folder / f"{name}.toml").write_text(SMALL if name == "cfl" else SMALL.split("[algorithm]")[0])
+        (folder / f"{name}.toml").write_text(
+            SMALL if name == "cfl" else SMALL.split("[algorithm]")[0]
+        )
         config = read_config(folder / f"{name}.toml")
         found[name] = config.run(config.federation())
     return found
@@ -49,7 +51,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
 
 @pytest.fixture
 def fedclade(
-    runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    runs: dict[str, Run],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> Callable[..., tuple[int, str, str]]:
     """Call the command line in a folder with the two runs."""
     monkeypatch.chdir(tmp_path)
@@ -88,7 +93,10 @@ def test_report_writes_a_page_beside_its_run(fedclade, monkeypatch: pytest.Monke
 def test_report_takes_newcomers_along(fedclade):
     row = {"name": "a newcomer", "path": [0], "fits": True, "margin": None}
     row |= dict.fromkeys(("accuracy", "accuracy_root", "accuracy_own", "accuracy_fine_tuned"), 0.5)
-    told = {"summary": {"newcomers": 1, "fit_nowhere": 0, "assignment_accuracy": None, **row}, "newcomers": [row]}
+    told = {
+        "summary": {"newcomers": 1, "fit_nowhere": 0, "assignment_accuracy": None, **row},
+        "newcomers": [row],
+    }
     Path(CFL, "newcomers.json").write_text(json.dumps(told))
     assert fedclade("report", CFL, "--out", "mine.html")[0] == 0
     assert "a newcomer" in Path("mine.html").read_text()
@@ -115,23 +123,38 @@ def test_report_compares_runs_on_one_page(fedclade):
             "--against needs a report of one run; several runs are compared with FedAvg",
         ),
         ((CFL, CFL), f"each run can be compared once, got {CFL} more than once"),
-        ((CFL, "--against", "smaller"), "--against should be a run of the same clients: smaller has no client 3"),
-        ((CFL, "--against", "words"), "--against should be a run of the same task: words has no accuracy"),
+        (
+            (CFL, "--against", "smaller"),
+            "--against should be a run of the same clients: smaller has no client 3",
+        ),
+        (
+            (CFL, "--against", "words"),
+            "--against should be a run of the same task: words has no accuracy",
+        ),
         ((CFL, "--against", "nowhere"), "nowhere is not a run folder: it has no summary.json"),
         (("nowhere",), "nowhere is not a run folder: it has no summary.json"),
-        (("spoiled",), "spoiled/newcomers.json is damaged: Expecting value: line 1 column 1 (char 0); make it again"),
+        (
+            ("spoiled",),
+            "spoiled/newcomers.json is damaged: Expecting value: line 1 column 1 (char 0); make it again",
+        ),
     ],
 )
-def test_report_says_what_is_wrong(fedclade, runs: dict[str, Run], arguments: tuple[str, ...], told: str):
+def test_report_says_what_is_wrong(
+    fedclade, runs: dict[str, Run], arguments: tuple[str, ...], told: str
+):
     fedavg = runs["fedavg"]
-    replace(fedavg, client_rows=[row for row in fedavg.client_rows if row["client"] < 3]).save("smaller")
+    replace(fedavg, client_rows=[row for row in fedavg.client_rows if row["client"] < 3]).save(
+        "smaller"
+    )
     errors = {
         "metrics": [{"name": "mae", "higher_is_better": False, "share": False}],
         "mae": fedavg.summary["accuracy"],
     }
     rows = [{**row, "mae": row["accuracy"]} for row in fedavg.client_rows]
     replace(fedavg, summary={**fedavg.summary, **errors}, client_rows=rows).save("words")
-    runs["cfl"].save("spoiled", extra=lambda beside: (beside / "newcomers.json").write_text("no JSON"))
+    runs["cfl"].save(
+        "spoiled", extra=lambda beside: (beside / "newcomers.json").write_text("no JSON")
+    )
     code, _, err = fedclade("report", *arguments)
     assert code == 2
     assert err.startswith("error: ")
@@ -149,7 +172,17 @@ def test_rounds_are_logged_and_go_on_when_the_run_does(fedclade):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     assert (
-        fedclade("run", "small.toml", "--out", "logged", "--log", "tensorboard", "--set", "checkpoint_every=1")[0] == 0
+        fedclade(
+            "run",
+            "small.toml",
+            "--out",
+            "logged",
+            "--log",
+            "tensorboard",
+            "--set",
+            "checkpoint_every=1",
+        )[0]
+        == 0
     )
     assert fedclade("resume", "logged", "--rounds", "5", "--log", "tensorboard")[0] == 0
     events = EventAccumulator("logged/tensorboard")
@@ -157,7 +190,9 @@ def test_rounds_are_logged_and_go_on_when_the_run_does(fedclade):
     metrics = Run.load("logged").metric_rows
     accuracy = [(event.step, event.value) for event in events.Scalars("accuracy/mean")]
     assert [step for step, _ in accuracy] == [1, 2, 3, 4, 5]
-    assert [value for _, value in accuracy] == pytest.approx([row["accuracy_mean"] for row in metrics])
+    assert [value for _, value in accuracy] == pytest.approx(
+        [row["accuracy_mean"] for row in metrics]
+    )
 
 
 OWN = """
@@ -227,11 +262,16 @@ def test_a_browser_sees_new_rounds_as_they_end(runs: dict[str, Run], tmp_path: P
         page = browser.new_page()
         errors: list[str] = []
         page.on("pageerror", lambda error: errors.append(str(error)))
-        page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+        page.on(
+            "console",
+            lambda message: errors.append(message.text) if message.type == "error" else None,
+        )
         page.goto(dashboard.url)
 
         def on_round(row: dict[str, Any], tree: object) -> None:
-            if wait := seen.get(row["round"] - 1):  # the run does not go on before it is on the page
+            if wait := seen.get(
+                row["round"] - 1
+            ):  # the run does not go on before it is on the page
                 wait.wait(60)
 
         def work() -> None:

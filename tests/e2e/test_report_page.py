@@ -27,7 +27,12 @@ def demo_config(name: str) -> Config:
     """Return a config of the demo; FL+HC has none there, and takes CFL's."""
     if name != "fl_hc":
         return read_config(find_config(f"{name}-digits-label-swap"))
-    changes = ["algorithm.rounds_before=10", "algorithm.metric=l2", "algorithm.linkage=ward", "rounds=14"]
+    changes = [
+        "algorithm.rounds_before=10",
+        "algorithm.metric=l2",
+        "algorithm.linkage=ward",
+        "rounds=14",
+    ]
     config = find_config("fedavg-digits-label-swap")
     return read_config(config, ["algorithm.name=fl_hc", *changes])
 
@@ -73,11 +78,15 @@ def check_drawn(page: Page, name: str, width: int, scheme: str) -> None:
     assert page.evaluate("document.documentElement.dataset.theme") == scheme
     assert page.evaluate("document.documentElement.scrollWidth") <= width, "nobody scrolls sideways"
     letters = "getComputedStyle(document.querySelector('#scores-0 .xtick text')).fill"
-    assert page.evaluate(letters) == {"light": "rgb(34, 34, 34)", "dark": "rgb(232, 234, 237)"}[scheme]
+    assert (
+        page.evaluate(letters) == {"light": "rgb(34, 34, 34)", "dark": "rgb(232, 234, 237)"}[scheme]
+    )
 
 
 @pytest.fixture(scope="module", params=PAGES)
-def desk(request: pytest.FixtureRequest, browser: Browser, pages: dict[str, Path]) -> Iterator[tuple[str, Watched]]:
+def desk(
+    request: pytest.FixtureRequest, browser: Browser, pages: dict[str, Path]
+) -> Iterator[tuple[str, Watched]]:
     """Open each page once in a wide window, by day."""
     with visit(browser, pages[request.param].as_uri()) as watched:
         watched.drawn("light", 1280)
@@ -95,14 +104,18 @@ def test_on_a_desk_every_figure_is_drawn_by_day_and_by_night(desk: tuple[str, Wa
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_on_a_phone_every_figure_is_drawn_by_night_and_by_day(browser: Browser, pages: dict[str, Path], name: str):
+def test_on_a_phone_every_figure_is_drawn_by_night_and_by_day(
+    browser: Browser, pages: dict[str, Path], name: str
+):
     with visit(browser, pages[name].as_uri(), width=390, scheme="dark") as watched:
         check_drawn(watched.drawn("dark", 390), name, 390, "dark")
         watched.page.emulate_media(color_scheme="light")
         check_drawn(watched.drawn("light", 390), name, 390, "light")
         for folded in watched.page.locator("summary").all():
             folded.click()
-        assert watched.page.evaluate("document.documentElement.scrollWidth") <= 390, "wide tables scroll by themselves"
+        assert watched.page.evaluate("document.documentElement.scrollWidth") <= 390, (
+            "wide tables scroll by themselves"
+        )
         watched.check()
 
 
@@ -174,7 +187,9 @@ def test_every_picture_has_words_and_numbers(desk: tuple[str, Watched]):
 def test_another_cluster_s_similarities_can_be_chosen(desk: tuple[str, Watched]):
     name, watched = desk
     choice = watched.page.locator("#similarity-choice")
-    assert (choice.count() == 1) == (name == "cfl"), "FL+HC compares clients once, and a comparison shows none"
+    assert (choice.count() == 1) == (name == "cfl"), (
+        "FL+HC compares clients once, and a comparison shows none"
+    )
     if name == "cfl":
         choice.select_option(index=1)
         expect(watched.page.locator("#similarity-0")).to_be_hidden()
@@ -185,5 +200,7 @@ def test_another_cluster_s_similarities_can_be_chosen(desk: tuple[str, Watched])
 def test_without_a_browser_the_tests_fail_and_say_how_to_get_one(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("CHROME", "/no/browser")
-    with pytest.raises(pytest.fail.Exception, match=r"no Chromium was found under /no/browser, chromium, .*apt-get"):
+    with pytest.raises(
+        pytest.fail.Exception, match=r"no Chromium was found under /no/browser, chromium, .*apt-get"
+    ):
         find_chromium()

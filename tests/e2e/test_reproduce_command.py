@@ -27,7 +27,9 @@ Call = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Call:
+def call(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Call:
     """Call the command in an empty folder, with one experiment that takes no time."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FEDCLADE_DATA_DIR", raising=False)
@@ -62,16 +64,23 @@ def test_it_prints_both_figures_and_writes_four_files(call: Call, tmp_path: Path
     assert "](tiny-laptop.png)" in (folder / "tiny-laptop.md").read_text()
 
 
-def test_without_matplotlib_it_writes_three_files_and_says_so(call: Call, monkeypatch: pytest.MonkeyPatch):
+def test_without_matplotlib_it_writes_three_files_and_says_so(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     code, out, _ = call("tiny", "--out", "here")
     assert code == 0
-    assert "no figure: drawing figures needs the package 'matplotlib'; install it with: pip install 'fed" in out
+    assert (
+        "no figure: drawing figures needs the package 'matplotlib'; install it with: pip install 'fed"
+        in out
+    )
     assert "written to here: tiny-laptop.json, .csv, .md\n" in out
     assert not Path("here/tiny-laptop.png").exists()
 
 
-def test_of_all_those_are_left_out_whose_data_is_missing(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_of_all_those_are_left_out_whose_data_is_missing(
+    call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
     needy = replace(TINY, name="needy", data=("femnist",))
     monkeypatch.setattr(command, "EXPERIMENTS", {"needy": needy, "tiny": TINY})
     code, out, _ = call("all", "--data-dir", str(tmp_path), "--out", "here")
@@ -90,7 +99,9 @@ def test_the_same_command_goes_on_and_does_not_measure_again(call: Call):
     assert "  seed 3" not in out
 
 
-def test_an_interrupted_command_goes_on_where_it_stopped(call: Call, monkeypatch: pytest.MonkeyPatch):
+def test_an_interrupted_command_goes_on_where_it_stopped(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+):
     made: list[int] = []
 
     def interrupted(cache: ResultCache, settings: Settings) -> Outcome:
@@ -122,7 +133,9 @@ def test_names_are_taken_once_and_all_means_all():
     known = {"a": TINY, "b": TINY}
     assert command.choose(["a", "a"], known) == [TINY]
     assert command.choose(["all"], known) == [TINY, TINY]
-    with pytest.raises(ConfigError, match="name an experiment of 'fedclade reproduce --list', or 'all'"):
+    with pytest.raises(
+        ConfigError, match="name an experiment of 'fedclade reproduce --list', or 'all'"
+    ):
         command.choose([], known)
 
 
@@ -134,7 +147,9 @@ def test_the_package_runs_as_a_module_where_it_is_not_installed(
     monkeypatch.setattr("sys.argv", ["fedclade_papers", "fig-1000"])
     with pytest.raises(SystemExit, match="2"):
         runpy.run_module("fedclade_papers", run_name="__main__")
-    assert capsys.readouterr().err.startswith("error: unknown experiment 'fig-1000' (known: cfl-fig1-xor")
+    assert capsys.readouterr().err.startswith(
+        "error: unknown experiment 'fig-1000' (known: cfl-fig1-xor"
+    )
 
 
 def test_the_list_shows_every_experiment_and_whether_its_data_is_at_hand(

@@ -113,8 +113,19 @@ def test_a_run_killed_at_20_random_moments_ends_in_the_same_bytes(digits, tmp_pa
 
 
 def tiny_run(folder: Path, **changes) -> None:
-    settings = {"local": LocalTraining(batch_size=10), "rounds": 3, "engine": "loop", "checkpoint_every": 1} | changes
-    simulate(CFL(eps2=1e-3, split_rounds=(2,)), linear(), federation_of([0, 1, 0, 1]), folder=folder, **settings)
+    settings = {
+        "local": LocalTraining(batch_size=10),
+        "rounds": 3,
+        "engine": "loop",
+        "checkpoint_every": 1,
+    } | changes
+    simulate(
+        CFL(eps2=1e-3, split_rounds=(2,)),
+        linear(),
+        federation_of([0, 1, 0, 1]),
+        folder=folder,
+        **settings,
+    )
 
 
 def killing_itself(folder: Path, at: int) -> None:
@@ -142,7 +153,11 @@ def test_a_run_killed_at_any_file_it_touches_resumes_to_the_same_bytes(tmp_path)
         folder.parent.mkdir()
         if signalled(forked(lambda folder=folder, at=at: killing_itself(folder, at))) is None:
             break
-        stages.add("results" if (folder / "summary.json").exists() else len(list(folder.glob("checkpoints/round-*"))))
+        stages.add(
+            "results"
+            if (folder / "summary.json").exists()
+            else len(list(folder.glob("checkpoints/round-*")))
+        )
         tiny_run(folder)
         assert bytes_of(folder) == bytes_of(tmp_path / "whole")
         shutil.rmtree(folder.parent)
@@ -161,7 +176,9 @@ def test_files_that_the_system_refuses_are_one_clear_error_and_the_run_resumes(t
             resource.setrlimit(resource.RLIMIT_FSIZE, (largest, resource.RLIM_INFINITY))
 
     def work():
-        with pytest.raises(RunError, match=rf"cannot write the .* {tmp_path / 'run'}.*File too large"):
+        with pytest.raises(
+            RunError, match=rf"cannot write the .* {tmp_path / 'run'}.*File too large"
+        ):
             tiny_run(tmp_path / "run", on_round=limit)
 
     assert signalled(forked(work)) is None
@@ -182,7 +199,9 @@ def test_the_command_line_saves_on_an_interrupt_and_resumes(long, tmp_path, sent
 
     def fedclade(*arguments: str) -> subprocess.Popen:
         command = [sys.executable, "-m", "fedclade", *arguments]
-        return subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        return subprocess.Popen(
+            command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
 
     run = fedclade("run", "digits.toml", "--out", "run", "-q")
     while not (tmp_path / "run/checkpoints/round-000002").exists():

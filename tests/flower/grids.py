@@ -43,15 +43,24 @@ def node_of(client: int) -> int:
 
 def app_of(federation: Federation, model: Any = perceptron, **settings: Any) -> ClientApp:
     """Return the app of all nodes, each of which holds the data of its ``partition-id``."""
-    return client_app(model, lambda context: federation.alone(int(context.node_config["partition-id"])), **settings)
+    return client_app(
+        model,
+        lambda context: federation.alone(int(context.node_config["partition-id"])),
+        **settings,
+    )
 
 
 def grid_of(
-    federation: Federation, model: Any = perceptron, config: Mapping[str, Any] | None = None, **settings: Any
+    federation: Federation,
+    model: Any = perceptron,
+    config: Mapping[str, Any] | None = None,
+    **settings: Any,
 ) -> LocalGrid:
     """Return a grid with a node for each client; ``config`` is added to every node's."""
     app = app_of(federation, model, **settings)
-    return LocalGrid({node_of(c): LocalNode(app, {"partition-id": c, **(config or {})}) for c in federation.ids})
+    return LocalGrid(
+        {node_of(c): LocalNode(app, {"partition-id": c, **(config or {})}) for c in federation.ids}
+    )
 
 
 def housed(grid: LocalGrid, folder: Path) -> LocalGrid:
@@ -71,7 +80,9 @@ def federated(grid: LocalGrid, algorithm: Any, model: Any = perceptron, **settin
 def network_of(grid: LocalGrid, **settings: Any) -> Network:
     if settings.get("secure_aggregation"):
         settings = {"secure_norm": 8.0, **settings}
-    return Network(**{"clients": len(list(grid.get_node_ids())), "wait": 0.5, "deadline": 0.5, **settings})
+    return Network(
+        **{"clients": len(list(grid.get_node_ids())), "wait": 0.5, "deadline": 0.5, **settings}
+    )
 
 
 @dataclass
@@ -106,7 +117,9 @@ def hello_to(node: int) -> Message:
     return Message(with_nonce(wire.record({"what": "hello"}))[0], node, "query")
 
 
-def only(what: str, change: Callable[[RecordDict], RecordDict | None]) -> Callable[[Content, RecordDict], Any]:
+def only(
+    what: str, change: Callable[[RecordDict], RecordDict | None]
+) -> Callable[[Content, RecordDict], Any]:
     """Return a ``spoil`` that changes the answers to one kind of question alone."""
 
     def spoil(question: Content, honest: RecordDict) -> RecordDict | None:
@@ -126,7 +139,9 @@ def worded(**values: Any) -> Callable[[RecordDict], RecordDict]:
     return change
 
 
-def spoil(grid: LocalGrid, client: int, what: str, change: Callable[[RecordDict], RecordDict | None]) -> None:
+def spoil(
+    grid: LocalGrid, client: int, what: str, change: Callable[[RecordDict], RecordDict | None]
+) -> None:
     """Let a client answer one kind of question wrongly."""
     node = grid.nodes[node_of(client)]
     node.app = Spoilt(node.app, only(what, change))
@@ -136,15 +151,21 @@ def reasons(run: Run, *, of_training: bool = False) -> dict[int, str]:
     """Return why clients were left out of a run: the first reason of each; or, of its training alone."""
     found: dict[int, str] = {}
     for event in run.events:
-        if event["kind"] == "left_out" and not (of_training and event["query"].startswith("evaluate")):
+        if event["kind"] == "left_out" and not (
+            of_training and event["query"].startswith("evaluate")
+        ):
             for client, why in event["clients"].items():
                 found.setdefault(int(client), why)
     return found
 
 
-def handler_of(client: int = 0, federation: Federation | None = None, **settings: Any) -> ClientHandler:
+def handler_of(
+    client: int = 0, federation: Federation | None = None, **settings: Any
+) -> ClientHandler:
     """Return one client, to be asked without a grid."""
-    return ClientHandler((federation or federation_of(FOUR)).alone(client), perceptron, number=client, **settings)
+    return ClientHandler(
+        (federation or federation_of(FOUR)).alone(client), perceptron, number=client, **settings
+    )
 
 
 @dataclass

@@ -99,7 +99,9 @@ def both(
     settings = with_defaults(settings)
     federation = federation_of(TRUTH, sizes)
     parts = {key: settings[key] for key in ("freeze", "personal", "adapter") if key in settings}
-    there = federated(grid_of(federation, model, ALL_ALLOWED, **parts), algorithm, model, **settings)
+    there = federated(
+        grid_of(federation, model, ALL_ALLOWED, **parts), algorithm, model, **settings
+    )
     return simulate(algorithm, model, federation, engine="loop", device="cpu", **settings), there
 
 
@@ -128,8 +130,12 @@ SWITCHED = {
     "cfl at the stationary point": CFL(
         split_rounds=(2,), eps2=1e-6, compared_at="stationary", children_start="own_mean"
     ),
-    "cfl with clusters that stop": CFL(eps1=0.4, eps2=0.5, similarity="gradients", stop_done_clusters=True),
-    "fl_hc that keeps updates": FLHC(rounds_before=2, linkage="centroid", n_clusters=2, keep_updates=True),
+    "cfl with clusters that stop": CFL(
+        eps1=0.4, eps2=0.5, similarity="gradients", stop_done_clusters=True
+    ),
+    "fl_hc that keeps updates": FLHC(
+        rounds_before=2, linkage="centroid", n_clusters=2, keep_updates=True
+    ),
     "fedgroup whose newcomers go on": FedGroup(
         groups=2, pretrain_scale=1, mu=0.1, newcomer_training="remaining_epochs"
     ),
@@ -198,7 +204,9 @@ def test_robust_rules_are_the_same(name: str, rule: Any):
 def test_limits_are_the_same(stream: bool):
     tight = Aggregation(largest_weight=1.0, largest_norm=1.15, clip_above=1.02)
     projected = Signature(kind="projected", dim=16)
-    here, there = both(ALGORITHMS["cfl"], aggregate=tight, signature=projected, stream=stream, rounds=2)
+    here, there = both(
+        ALGORITHMS["cfl"], aggregate=tight, signature=projected, stream=stream, rounds=2
+    )
     assert "limited" in {event["kind"] for event in here.events}
     if stream:  # which measures by what has arrived so far
         return
@@ -218,7 +226,9 @@ def test_so_do_projected_signatures_and_a_stream(name: str):
 def test_so_do_signatures_of_some_parameters(name: str, kind: str):
     here, there = both(ALGORITHMS[name], signature=Signature(kind=kind, dim=16, of=["3.*"]))
     same(here, there)
-    output = sum(slot.stop - slot.start for slot in here.layout.parameters if slot.name.startswith("3."))
+    output = sum(
+        slot.stop - slot.start for slot in here.layout.parameters if slot.name.startswith("3.")
+    )
     assert here.tree.nodes[1:]
     for node in here.tree.nodes[1:]:
         assert node.cached.shape[1] == (16 if kind == "projected" else output)
@@ -231,13 +241,17 @@ def test_a_frozen_part_is_sent_to_nobody():
 
 
 def test_adapters_alone_travel():
-    here, there = both(ALGORITHMS["cfl"], adapter=LoRA(targets=("1",), rank=2), signature=Signature(of="lora_B"))
+    here, there = both(
+        ALGORITHMS["cfl"], adapter=LoRA(targets=("1",), rank=2), signature=Signature(of="lora_B")
+    )
     same(here, there)
     assert [slot.name for slot in there.layout.parameters] == ["1.lora_A.weight", "1.lora_B.weight"]
 
 
 def test_clients_with_another_base_are_not_waited_for():
-    with pytest.raises(ModelError, match="its frozen parameters, which are not sent, have other values"):
+    with pytest.raises(
+        ModelError, match="its frozen parameters, which are not sent, have other values"
+    ):
         both(FedAvg(), freeze=["1"], seed=5)  # which draws another base than the clients' seed 0
 
 
@@ -245,12 +259,16 @@ def test_clients_with_another_base_are_not_waited_for():
 def test_what_clusters_have_in_common_is_averaged_over_all(name: str):
     here, there = both(ALGORITHMS[name], common="body", client_fraction=0.5)
     same(here, there)
-    bodies = torch.stack([leaf.params for leaf in there.tree.leaves])[:, : here.layout.parameters[1].stop]
+    bodies = torch.stack([leaf.params for leaf in there.tree.leaves])[
+        :, : here.layout.parameters[1].stop
+    ]
     assert len(bodies) > 1
     assert torch.equal(bodies, bodies[:1].expand_as(bodies))
 
 
-@pytest.mark.parametrize("name", ["cfl", "cfl by gradients", "rcfl", "ifca", "ditto", "apfl", "scaffold", "fedrep"])
+@pytest.mark.parametrize(
+    "name", ["cfl", "cfl by gradients", "rcfl", "ifca", "ditto", "apfl", "scaffold", "fedrep"]
+)
 def test_what_is_personal_stays_with_the_clients(name: str):
     algorithm = FedRep(head_epochs=2) if name == "fedrep" else ALGORITHMS[name]
     here, there = both(algorithm, personal="head", client_fraction=0.5)
@@ -261,7 +279,12 @@ def test_what_is_personal_stays_with_the_clients(name: str):
 
 def test_another_personal_part_is_another_model():
     with pytest.raises(ModelError, match="the server's model is not built like the clients'"):
-        federated(grid_of(federation_of(TRUTH), perceptron, personal="body"), FedAvg(), perceptron, personal="head")
+        federated(
+            grid_of(federation_of(TRUTH), perceptron, personal="body"),
+            FedAvg(),
+            perceptron,
+            personal="head",
+        )
 
 
 def test_the_proximal_term_pulls_to_the_same_anchor():
@@ -271,11 +294,15 @@ def test_the_proximal_term_pulls_to_the_same_anchor():
 @pytest.mark.parametrize("name", ["fedavg", "ditto", "fedem"])
 def test_optimizers_go_on_where_they_were_in_the_rounds_before(name: str):
     options = {"betas": (0.5, 0.9)}
-    local = LocalTraining(steps=3, batch_size=10, lr=0.05, optimizer="adam", options=options, keep_state=True)
+    local = LocalTraining(
+        steps=3, batch_size=10, lr=0.05, optimizer="adam", options=options, keep_state=True
+    )
     here, there = both(ALGORITHMS[name], local=local)
     same(here, there)
     settings = with_defaults({"local": replace(local, keep_state=False)})
-    anew = simulate(ALGORITHMS[name], perceptron, federation_of(TRUTH, (60,) * 6), engine="loop", **settings)
+    anew = simulate(
+        ALGORITHMS[name], perceptron, federation_of(TRUTH, (60,) * 6), engine="loop", **settings
+    )
     assert not torch.allclose(anew.tree.nodes[-1].params, here.tree.nodes[-1].params, atol=1e-3)
 
 
@@ -284,7 +311,11 @@ class Normed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.hidden, self.norm, self.output = nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.Linear(8, LABELS)
+        self.hidden, self.norm, self.output = (
+            nn.Linear(FEATURES, 8),
+            nn.BatchNorm1d(8),
+            nn.Linear(8, LABELS),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.output(self.norm(self.hidden(x)).relu())
@@ -305,14 +336,22 @@ def layer_normed(seed: int = 0) -> nn.Module:
 def test_buffers_travel_too():
     here, there = both(ALGORITHMS["cfl"], normed)
     same(here, there)
-    assert not torch.equal(there.tree.nodes[0].params[-8:], torch.ones(8))  # the running variance has moved
+    assert not torch.equal(
+        there.tree.nodes[0].params[-8:], torch.ones(8)
+    )  # the running variance has moved
 
 
 @pytest.mark.parametrize("name", ["cfl", "scaffold", "ditto"])
 def test_last_batches_of_one_example_are_joined_on_both_sides(name: str):
     """BatchNorm cannot be trained on them; client 5 has no more than one example."""
-    sizes, unlimited = (21, 40, 41, 61, 22, 1), {f"largest_{what}": math.inf for what in ("weight", "norm")}
-    settings = {"local": LocalTraining(batch_size=20, lr=0.1), "aggregate": Aggregation(**unlimited)}
+    sizes, unlimited = (
+        (21, 40, 41, 61, 22, 1),
+        {f"largest_{what}": math.inf for what in ("weight", "norm")},
+    )
+    settings = {
+        "local": LocalTraining(batch_size=20, lr=0.1),
+        "aggregate": Aggregation(**unlimited),
+    }
     same(*both(ALGORITHMS[name], normed, sizes, rounds=2, **settings))
 
 
@@ -327,7 +366,11 @@ def test_clients_with_a_secret_find_the_same_clusters(name: str, tmp_path: Path)
     module, seed = perceptron(), seed_of(SECRET)
     layout = Layout.of(module)
     layout.load(secret_model(perceptron, layout, seed), module)
-    here = simulate(algorithm, module, federation, local=LOCAL, rounds=4, engine="loop", device="cpu")
+    here = simulate(
+        algorithm, module, federation, local=LOCAL, rounds=4, engine="loop", device="cpu"
+    )
     permutation = Permutation(seed, layout.size, layout.n_parameters)
     same(here, replace(there, tree=there.tree.map_vectors(permutation.invert, permutation.invert)))
-    assert not torch.allclose(there.tree.nodes[0].params, here.tree.nodes[0].params, atol=0.1)  # but for P, they differ
+    assert not torch.allclose(
+        there.tree.nodes[0].params, here.tree.nodes[0].params, atol=0.1
+    )  # but for P, they differ

@@ -23,7 +23,14 @@ from tests.tiny import federation_of
 class Outage:
     """Takes nodes off a grid when it is asked a certain question, and brings them back after so many looks."""
 
-    def __init__(self, grid: LocalGrid, clients: tuple[int, ...], number: int, looks: int, what: str = "train") -> None:
+    def __init__(
+        self,
+        grid: LocalGrid,
+        clients: tuple[int, ...],
+        number: int,
+        looks: int,
+        what: str = "train",
+    ) -> None:
         self.grid, self.nodes, self.number, self.looks, self.what = (
             grid,
             [node_of(c) for c in clients],
@@ -70,7 +77,9 @@ def test_if_all_are_lost_in_a_round_and_back_in_time_the_round_is_held():
 def test_if_they_do_not_come_back_the_run_ends_and_says_so():
     grid = grid_of(federation_of(FOUR))
     Outage(grid, (0, 1, 2, 3), number=2, looks=10**9)
-    with pytest.raises(UpdateError, match=r"nobody is connected any more, and nobody came back within 0.5 s; start"):
+    with pytest.raises(
+        UpdateError, match=r"nobody is connected any more, and nobody came back within 0.5 s; start"
+    ):
         federated(grid, FedAvg(), rounds=3)
 
 
@@ -87,22 +96,30 @@ def test_one_that_is_back_before_the_next_question_is_asked_it():
     Outage(grid, (1,), number=2, looks=1)
     run = federated(grid, FedAvg(), rounds=3)
     left_out = [
-        (event["round"], event["query"], event["clients"]) for event in run.events if event["kind"] == "left_out"
+        (event["round"], event["query"], event["clients"])
+        for event in run.events
+        if event["kind"] == "left_out"
     ]
     assert left_out == [(2, "train", {"1": DROPPED_OUT})]
     assert told(run, "disconnected", "reconnected") == []
 
 
-def test_one_that_comes_back_as_another_node_misses_no_more_than_the_question(monkeypatch: pytest.MonkeyPatch):
+def test_one_that_comes_back_as_another_node_misses_no_more_than_the_question(
+    monkeypatch: pytest.MonkeyPatch,
+):
     """Without keys it has to introduce itself again, which it does while the others still answer."""
     monkeypatch.setattr(node_registry, "REFRESH_MEANWHILE", 0.0)
     grid = grid_of(federation_of(FOUR))
     slow, waiting = grid.nodes[node_of(0)], list[int]()
     pull = grid.pull_messages
 
-    def pulled(ids: Any) -> Any:  # the first client answers the question of round 2 only at the third look
+    def pulled(
+        ids: Any,
+    ) -> Any:  # the first client answers the question of round 2 only at the third look
         ids = list(ids)
-        late = [each for each in ids if each in grid._waiting and asks_for_round_2(grid._waiting[each])]
+        late = [
+            each for each in ids if each in grid._waiting and asks_for_round_2(grid._waiting[each])
+        ]
         if late and len(waiting) < 3:
             waiting.append(1)
             if len(waiting) == 1:
@@ -115,17 +132,23 @@ def test_one_that_comes_back_as_another_node_misses_no_more_than_the_question(mo
         return message.metadata.dst_node_id == node_of(0) and words.get("round") == 2
 
     grid.pull_messages = pulled  # type: ignore[method-assign]
-    run = federated(grid, FedAvg(), rounds=3, network=network_of(grid, identity="number", deadline=30.0))
+    run = federated(
+        grid, FedAvg(), rounds=3, network=network_of(grid, identity="number", deadline=30.0)
+    )
     assert grid.nodes[node_of(0)] is slow
     assert len(waiting) == 3
-    left_out = [(event["round"], event["query"]) for event in run.events if event["kind"] == "left_out"]
+    left_out = [
+        (event["round"], event["query"]) for event in run.events if event["kind"] == "left_out"
+    ]
     assert left_out == [(2, "train")]
 
 
 class Hanging:
     """Lets the questions of a node be asked, and never answers them."""
 
-    def __init__(self, grid: LocalGrid, client: int, what: tuple[str, ...] = ("train", "evaluate")) -> None:
+    def __init__(
+        self, grid: LocalGrid, client: int, what: tuple[str, ...] = ("train", "evaluate")
+    ) -> None:
         self.asked: list[str] = []
         pull = grid.pull_messages
 
@@ -136,7 +159,9 @@ class Hanging:
             return str(Content.of(message.content).values["what"])
 
         def pulled(ids: Any) -> Any:
-            return pull([each for each in ids if not (each in grid._waiting and hangs(grid._waiting[each]))])
+            return pull(
+                [each for each in ids if not (each in grid._waiting and hangs(grid._waiting[each]))]
+            )
 
         push = grid.push_messages
 

@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from fedclade import ConfigError, DataSchema, DifferentialPrivacy, ExamplePrivacy, PrivacyError, federation
+from fedclade import (
+    ConfigError,
+    DataSchema,
+    DifferentialPrivacy,
+    ExamplePrivacy,
+    PrivacyError,
+    federation,
+)
 from fedclade.channel import Budget, noisy_steps
 from fedclade.channel.accounting import Ledger
 from fedclade.core.queries import Round
@@ -30,7 +37,9 @@ ONCE = noisy_steps(Round(2, LOCAL), EXAMPLES)
 
 
 def private(folder: Path, epsilon: float = float("inf"), **more: Any):
-    return handler_of(privacy=PRIVACY, budget=Budget(epsilon=epsilon, level="example"), folder=folder, **more)
+    return handler_of(
+        privacy=PRIVACY, budget=Budget(epsilon=epsilon, level="example"), folder=folder, **more
+    )
 
 
 def test_it_withholds_its_loss_and_draws_from_the_system(tmp_path: Path):
@@ -41,7 +50,9 @@ def test_it_withholds_its_loss_and_draws_from_the_system(tmp_path: Path):
     assert not torch.isin(update_of(first), update_of(second)).any()
 
 
-def test_its_steps_are_booked_before_the_update_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_its_steps_are_booked_before_the_update_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     def crash(*_: Any) -> Any:
         raise KeyboardInterrupt
 
@@ -50,7 +61,11 @@ def test_its_steps_are_booked_before_the_update_leaves(tmp_path: Path, monkeypat
     with pytest.raises(KeyboardInterrupt):
         ask(client)
     (entry,) = json.loads((tmp_path / "example-privacy.json").read_text())["entries"]
-    assert (entry["round"], entry["noise_multiplier"], {entry["rate"]: entry["steps"]}) == (2, 4.0, ONCE)
+    assert (entry["round"], entry["noise_multiplier"], {entry["rate"]: entry["steps"]}) == (
+        2,
+        4.0,
+        ONCE,
+    )
 
 
 def test_beyond_its_budget_it_sends_nothing(tmp_path: Path):
@@ -59,25 +74,39 @@ def test_beyond_its_budget_it_sends_nothing(tmp_path: Path):
     for folder in ("one", "other"):
         (tmp_path / folder).mkdir()
     ask(private(tmp_path / "one", epsilon))
-    with pytest.raises(PrivacyError, match="the privacy budget of this client allows no further update"):
+    with pytest.raises(
+        PrivacyError, match="the privacy budget of this client allows no further update"
+    ):
         ask(private(tmp_path / "one", epsilon))
     Ledger(tmp_path / "other" / "privacy.json").book(2.0, "network", 1)
-    with pytest.raises(PrivacyError, match="the privacy budget of this client allows no further update"):
+    with pytest.raises(
+        PrivacyError, match="the privacy budget of this client allows no further update"
+    ):
         ask(private(tmp_path / "other", epsilon))
 
 
 def test_a_budget_holds_for_its_level_alone(tmp_path: Path):
     """Or whoever writes the run's config could have examples protected in place of the client."""
-    with pytest.raises(ConfigError, match=r"ε = 3 of level 'client'.*privacy.level is 'example'.*set level='example'"):
+    with pytest.raises(
+        ConfigError,
+        match=r"ε = 3 of level 'client'.*privacy.level is 'example'.*set level='example'",
+    ):
         privatizing_of(PRIVACY, Budget(epsilon=3.0), tmp_path, {0: EXAMPLES})
     whole = DifferentialPrivacy(clip_norm=1.0)
-    with pytest.raises(ConfigError, match=r"ε = 3 of level 'example'.*privacy.level is 'client'.*set level='client'"):
+    with pytest.raises(
+        ConfigError,
+        match=r"ε = 3 of level 'example'.*privacy.level is 'client'.*set level='client'",
+    ):
         privatizing_of(whole, Budget(epsilon=3.0, level="example"), tmp_path, {0: EXAMPLES})
-    with pytest.raises(ConfigError, match=r"this client may spend ε = 3, and an update without noise has no bound"):
+    with pytest.raises(
+        ConfigError, match=r"this client may spend ε = 3, and an update without noise has no bound"
+    ):
         privatizing_of(None, Budget(epsilon=3.0, level="example"), tmp_path, {0: EXAMPLES})
     with pytest.raises(ConfigError, match=r"a private client needs a folder for its ledger"):
         privatizing_of(PRIVACY, Budget(epsilon=3.0, level="example"), None, {0: EXAMPLES})
-    with pytest.raises(ConfigError, match=r"this client does not say what it may spend; set epsilon in its node"):
+    with pytest.raises(
+        ConfigError, match=r"this client does not say what it may spend; set epsilon in its node"
+    ):
         privatizing_of(PRIVACY, None, tmp_path, {0: EXAMPLES})
     assert privatizing_of(None, None, None, {}) is None
 
@@ -105,13 +134,18 @@ def test_a_client_whose_examples_are_private_scales_by_no_statistics_of_its_own(
     with pytest.raises(ConfigError, match=why):
         ClientHandler(own, "mclr", privacy=PRIVACY, budget=budget, folder=tmp_path)
     app = client_app("mclr", lambda context: own, privacy=PRIVACY, budget=budget)
-    (answer,) = LocalGrid({7: LocalNode(app, {"folder": str(tmp_path)})}).send_and_receive([hello_to(7)])
+    (answer,) = LocalGrid({7: LocalNode(app, {"folder": str(tmp_path)})}).send_and_receive(
+        [hello_to(7)]
+    )
     assert why in str(Content.of(answer.content).values["refused"])
 
 
 def test_a_client_whose_examples_are_private_proposes_no_words_of_its_own():
     proposal = Proposal(DataSchema(words=("<pad>", "<unk>", "film")))
     sharing = SchemaSharing(Policy(share_schema=True), is_private=True, by_example=True)
-    with pytest.raises(ConfigError, match="a vocabulary of this client's own texts moves with each of them; declare a"):
+    with pytest.raises(
+        ConfigError,
+        match="a vocabulary of this client's own texts moves with each of them; declare a",
+    ):
         sharing.check(proposal, 100)
     SchemaSharing(Policy(share_schema=True), is_private=True).check(proposal, 100)

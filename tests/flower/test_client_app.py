@@ -60,12 +60,20 @@ def missing(context: Context) -> Any:
     [
         (lambda context: [1, 2], "data_fn should return a federation of one client, got a list"),
         (lambda context: None, "data_fn should return a federation of one client, got a NoneType"),
-        (lambda context: federation_of(FOUR), "data_fn should return a federation of one client, got 4; see alone()"),
-        (lambda context: federation_of(FOUR).alone(9), "there is no client 9; tiny has clients 0 to 3"),
+        (
+            lambda context: federation_of(FOUR),
+            "data_fn should return a federation of one client, got 4; see alone()",
+        ),
+        (
+            lambda context: federation_of(FOUR).alone(9),
+            "there is no client 9; tiny has clients 0 to 3",
+        ),
         (missing, "[Errno 2] No such file or directory: '/data/mine.csv'"),
     ],
 )
-def test_data_that_is_not_there_is_refused_with_the_reason(data_fn: Any, why: str, caplog: pytest.LogCaptureFixture):
+def test_data_that_is_not_there_is_refused_with_the_reason(
+    data_fn: Any, why: str, caplog: pytest.LogCaptureFixture
+):
     with caplog.at_level(logging.WARNING, "fedclade"):
         assert hello_of(client_app(perceptron, data_fn))["refused"] == why
     assert caplog.messages == [f"refused query: {why}"]
@@ -74,18 +82,39 @@ def test_data_that_is_not_there_is_refused_with_the_reason(data_fn: Any, why: st
 @pytest.mark.parametrize(
     ("config", "why"),
     [
-        ({"secret-file": "SECRET"}, "the clients' secret .*secret has 5 characters, expected at least 32"),
-        ({"secret-file": "/nowhere/secret"}, "cannot read the clients' secret /nowhere/secret: .*No such file"),
+        (
+            {"secret-file": "SECRET"},
+            "the clients' secret .*secret has 5 characters, expected at least 32",
+        ),
+        (
+            {"secret-file": "/nowhere/secret"},
+            "cannot read the clients' secret /nowhere/secret: .*No such file",
+        ),
         ({"folder": "SECRET"}, "cannot make the client's folder .*secret: File exists"),
-        ({"folder": "SECRET/below"}, "cannot make the client's folder .*secret/below: Not a directory"),
-        ({"partition-id": "two"}, "partition-id in the node config should be a number of at least 0, got 'two'"),
-        ({"partition-id": -1}, "partition-id in the node config should be a number of at least 0, got -1"),
-        ({"partition-id": True}, "partition-id in the node config should be a number of at least 0, got True"),
+        (
+            {"folder": "SECRET/below"},
+            "cannot make the client's folder .*secret/below: Not a directory",
+        ),
+        (
+            {"partition-id": "two"},
+            "partition-id in the node config should be a number of at least 0, got 'two'",
+        ),
+        (
+            {"partition-id": -1},
+            "partition-id in the node config should be a number of at least 0, got -1",
+        ),
+        (
+            {"partition-id": True},
+            "partition-id in the node config should be a number of at least 0, got True",
+        ),
     ],
 )
 def test_so_is_a_node_config_that_is_wrong(config: dict[str, Any], why: str, tmp_path: Path):
     (tmp_path / "secret").write_text("short")
-    config = {k: v.replace("SECRET", str(tmp_path / "secret")) if isinstance(v, str) else v for k, v in config.items()}
+    config = {
+        k: v.replace("SECRET", str(tmp_path / "secret")) if isinstance(v, str) else v
+        for k, v in config.items()
+    }
     app = client_app(perceptron, lambda context: federation_of(FOUR).alone(1))
     refused = hello_of(app, **config)["refused"]
     with pytest.raises(ConfigError, match=why):
@@ -94,8 +123,13 @@ def test_so_is_a_node_config_that_is_wrong(config: dict[str, Any], why: str, tmp
 
 def test_so_is_a_model_that_is_unknown_and_a_private_client_without_a_folder():
     alone = federation_of(FOUR).alone(1)
-    assert "unknown model 'mpl'; did you mean 'mlp'?" in hello_of(client_app("mpl", lambda context: alone))["refused"]
-    private = client_app(perceptron, lambda context: alone, privacy=DifferentialPrivacy(clip_norm=1.0))
+    assert (
+        "unknown model 'mpl'; did you mean 'mlp'?"
+        in hello_of(client_app("mpl", lambda context: alone))["refused"]
+    )
+    private = client_app(
+        perceptron, lambda context: alone, privacy=DifferentialPrivacy(clip_norm=1.0)
+    )
     assert hello_of(private)["refused"] == (
         "a private client needs a folder for its ledger; set folder in its node config"
     )
@@ -105,9 +139,15 @@ def test_what_a_node_config_leaves_out_is_none(tmp_path: Path):
     none = dict.fromkeys(("number", "folder", "secret", "peers"))
     assert node_settings(context_of()) == {**none, "policy": Policy()}
     assert node_settings(context_of(**{"partition-id": 3}))["number"] == 3
-    assert node_settings(context_of(folder=str(tmp_path / "a" / "b")))["folder"] == tmp_path / "a" / "b"
+    assert (
+        node_settings(context_of(folder=str(tmp_path / "a" / "b")))["folder"]
+        == tmp_path / "a" / "b"
+    )
     assert (tmp_path / "a" / "b").is_dir()
-    assert hello_of(client_app(perceptron, lambda context: federation_of(FOUR).alone(2)))["number"] == -1
+    assert (
+        hello_of(client_app(perceptron, lambda context: federation_of(FOUR).alone(2)))["number"]
+        == -1
+    )
 
 
 def test_a_client_is_made_once_and_the_oldest_of_very_many_let_go():
@@ -142,9 +182,15 @@ def test_however_updates_travel_the_clusters_are_the_right_ones(encoding: str, t
     federation = federation_of(FOUR, sizes=[80] * 4)
     grid = grid_of(federation, encoding=encoding)
     for client in range(4):
-        grid.nodes[node_of(client)].config = {"partition-id": client, "folder": str(tmp_path / str(client))}
+        grid.nodes[node_of(client)].config = {
+            "partition-id": client,
+            "folder": str(tmp_path / str(client)),
+        }
     run = federated(grid, CFL_OF_TWO, rounds=4)
-    assert {frozenset(leaf.members) for leaf in run.tree.leaves} == {frozenset({0, 2}), frozenset({1, 3})}
+    assert {frozenset(leaf.members) for leaf in run.tree.leaves} == {
+        frozenset({0, 2}),
+        frozenset({1, 3}),
+    }
     kept = sorted(path.parent.name for path in tmp_path.rglob("residual-*.safetensors"))
     assert kept == ([] if encoding == "float32" else list("0123"))
 
@@ -155,11 +201,16 @@ def private_grid(
     noise: float = 0.0,
     **model: Any,
 ) -> LocalGrid:
-    federation, privacy = federation_of(FOUR), DifferentialPrivacy(clip_norm=0.5, noise_multiplier=noise)
+    federation, privacy = (
+        federation_of(FOUR),
+        DifferentialPrivacy(clip_norm=0.5, noise_multiplier=noise),
+    )
     app = app_of(federation, privacy=privacy, budget=budget, **model)
     return LocalGrid(
         {
-            node_of(client): LocalNode(app, {"partition-id": client, "folder": str(tmp_path / f"client-{client}")})
+            node_of(client): LocalNode(
+                app, {"partition-id": client, "folder": str(tmp_path / f"client-{client}")}
+            )
             for client in range(4)
         }
     )
@@ -178,7 +229,9 @@ def test_a_run_of_private_clients_is_reported_without_their_losses(tmp_path: Pat
 
 
 @pytest.mark.parametrize("algorithm", [CFL(eps1=1e-9), FedRep(head_epochs=1, last_fit=3)])
-def test_what_the_server_says_was_spent_is_what_the_ledgers_say(tmp_path: Path, algorithm: Algorithm):
+def test_what_the_server_says_was_spent_is_what_the_ledgers_say(
+    tmp_path: Path, algorithm: Algorithm
+):
     """The ledger of the client that sent most; both ask for updates only, and all are asked in every round."""
     privacy = DifferentialPrivacy(clip_norm=0.5, noise_multiplier=8.0)
     personal = {"personal": algorithm.personal} if algorithm.personal else {}
@@ -194,9 +247,13 @@ def test_who_has_spent_its_budget_is_left_out_and_says_so(tmp_path: Path):
     noise = 4.0
     once = DifferentialPrivacy(clip_norm=0.5, noise_multiplier=noise).epsilon(2)
     grid = private_grid(tmp_path, noise=noise)
-    grid.nodes[node_of(1)].app = private_grid(tmp_path, Budget(epsilon=1.01 * once), noise).nodes[node_of(1)].app
+    grid.nodes[node_of(1)].app = (
+        private_grid(tmp_path, Budget(epsilon=1.01 * once), noise).nodes[node_of(1)].app
+    )
     run = federated(grid, FedAvg(), rounds=4)
-    left_out = [event for event in run.events if event["kind"] == "left_out" and event["query"] == "train"]
+    left_out = [
+        event for event in run.events if event["kind"] == "left_out" and event["query"] == "train"
+    ]
     assert {event["round"] for event in left_out} == {3, 4}
     assert list(reasons(run, of_training=True)) == [1]
     assert reasons(run, of_training=True)[1] == BUDGET_SPENT
@@ -205,7 +262,9 @@ def test_who_has_spent_its_budget_is_left_out_and_says_so(tmp_path: Path):
 def test_algorithms_that_ask_private_clients_for_training_losses_are_told(tmp_path: Path):
     run = federated(private_grid(tmp_path), FedAvg(), rounds=1)
     assert reasons(run, of_training=True) == {}
-    with pytest.raises(UpdateError, match=r"nobody answered.*do not tell training losses.*goes by updates alone"):
+    with pytest.raises(
+        UpdateError, match=r"nobody answered.*do not tell training losses.*goes by updates alone"
+    ):
         federated(private_grid(tmp_path), IFCA(clusters=2), rounds=2)
 
 
@@ -213,7 +272,10 @@ def test_algorithms_that_ask_private_clients_for_training_losses_are_told(tmp_pa
     ("build", "told"),
     [
         (lambda: client_app(perceptron(), 3), "data_fn of client_app should be a function, got 3"),
-        (lambda: server_app(3, perceptron()), "algorithm of server_app should be of type Algorithm"),
+        (
+            lambda: server_app(3, perceptron()),
+            "algorithm of server_app should be of type Algorithm",
+        ),
     ],
 )
 def test_apps_look_at_their_arguments_when_they_are_built(build, told):

@@ -86,26 +86,44 @@ def test_it_trains_as_a_simulated_client_does(what: str):
     assert torch.equal(update_of(there), here.required_deltas[0])
     told = there.values
     assert told["loss"] == float(here.losses[0])
-    assert (told["what"], told["round"], told["query"], told["purpose"], told["size"]) == (what, 2, 0, "train", 24)
+    assert (told["what"], told["round"], told["query"], told["purpose"], told["size"]) == (
+        what,
+        2,
+        0,
+        "train",
+        24,
+    )
     assert told["model"] == wire.digest(wire.raw_vector(MODEL).data)
 
 
 @pytest.mark.parametrize(("dim", "part_size"), [(0, 0), (5, 0), (5, 10)])
-def test_it_sends_the_mean_of_all_replicates_and_their_signatures_in_one_answer(dim: int, part_size: int):
+def test_it_sends_the_mean_of_all_replicates_and_their_signatures_in_one_answer(
+    dim: int, part_size: int
+):
     federation = federation_of(FOUR)
     clients, _ = simulated(federation, perceptron())
     sketch = CountSketch(3, LAYOUT.n_parameters, dim) if dim else None
     asked = Round(2, LOCAL, 3, replicates=2, part_size=part_size)
     halves = [clients.train([2], MODEL[None], [0], asked.of_part(k)) for k in (0, 1)]
-    signatures = [sketch.apply(half.signatures[0]) if sketch else half.signatures[0] for half in halves]
-    there = ask(handler_of(2, federation, encoding="int8"), replicates=2, dim=dim, part_size=part_size)
-    received = decode(there.vector("update"), LAYOUT.size + 2 * (dim or LAYOUT.n_parameters), "float32", 0)
-    torch.testing.assert_close(received[: LAYOUT.size], (halves[0].deltas[0] + halves[1].deltas[0]) / 2)
+    signatures = [
+        sketch.apply(half.signatures[0]) if sketch else half.signatures[0] for half in halves
+    ]
+    there = ask(
+        handler_of(2, federation, encoding="int8"), replicates=2, dim=dim, part_size=part_size
+    )
+    received = decode(
+        there.vector("update"), LAYOUT.size + 2 * (dim or LAYOUT.n_parameters), "float32", 0
+    )
+    torch.testing.assert_close(
+        received[: LAYOUT.size], (halves[0].deltas[0] + halves[1].deltas[0]) / 2
+    )
     assert torch.equal(received[LAYOUT.size :], torch.cat(signatures))
     assert there.values["encoding"] == "float32"
     assert there.values["size"] == (20 if part_size else 24)
     assert there.values["loss"] == pytest.approx(float((halves[0].losses + halves[1].losses) / 2))
-    alone = ask(handler_of(2, federation), replicates=2, dim=dim, part_size=part_size, compares_parts=False)
+    alone = ask(
+        handler_of(2, federation), replicates=2, dim=dim, part_size=part_size, compares_parts=False
+    )
     assert torch.equal(update_of(alone), received[: LAYOUT.size])
 
 
@@ -113,7 +131,9 @@ def test_it_sends_the_mean_of_all_replicates_and_their_signatures_in_one_answer(
 def test_it_sends_the_signatures_of_those_parameters_that_it_is_asked_for(dim: int):
     federation = federation_of(FOUR)
     everything = ask(handler_of(2, federation), replicates=2)
-    sketch = Signature(kind="projected" if dim else "full", dim=max(dim, 1), of="3").sketch(3, LAYOUT)
+    sketch = Signature(kind="projected" if dim else "full", dim=max(dim, 1), of="3").sketch(
+        3, LAYOUT
+    )
     length = LAYOUT.size + 2 * LAYOUT.n_parameters
     halves = decode(everything.vector("update"), length, "float32", 0)[LAYOUT.size :].view(2, -1)
     there = ask(handler_of(2, federation), replicates=2, dim=dim, of=["3"])
@@ -144,8 +164,12 @@ def test_parameters_that_are_not_there_are_refused(of: object, error: type[Excep
         (2, 5, -1, "2 parts of -1"),
     ],
 )
-def test_replicates_that_cannot_be_made_are_refused(replicates: int, dim: int, part_size: int, parts: str):
-    with pytest.raises(UpdateError, match=f"asked for {parts} of 24 training examples, compared by {dim} numbers"):
+def test_replicates_that_cannot_be_made_are_refused(
+    replicates: int, dim: int, part_size: int, parts: str
+):
+    with pytest.raises(
+        UpdateError, match=f"asked for {parts} of 24 training examples, compared by {dim} numbers"
+    ):
         ask(handler_of(2, federation_of(FOUR)), replicates=replicates, dim=dim, part_size=part_size)
 
 
@@ -154,9 +178,15 @@ def test_it_is_pulled_to_the_anchor_that_it_is_sent():
     clients, _ = simulated(federation, perceptron())
     spec, models = LocalTraining(mu=0.5), torch.stack([MODEL, MODEL + 1])
     here = clients.train([2], models, [0], Round(2, spec, 3), [1])
-    there = ask(handler_of(2, federation), sent={"model": models[0], "anchor": models[1]}, spec=wire.to_json(spec))
+    there = ask(
+        handler_of(2, federation),
+        sent={"model": models[0], "anchor": models[1]},
+        spec=wire.to_json(spec),
+    )
     assert torch.equal(update_of(there), here.required_deltas[0])
-    assert not torch.equal(update_of(ask(handler_of(2, federation), spec=wire.to_json(spec))), here.required_deltas[0])
+    assert not torch.equal(
+        update_of(ask(handler_of(2, federation), spec=wire.to_json(spec))), here.required_deltas[0]
+    )
 
 
 def test_it_evaluates_all_models_that_it_is_sent():
@@ -164,7 +194,9 @@ def test_it_evaluates_all_models_that_it_is_sent():
     clients, _ = simulated(federation, perceptron())
     models = torch.stack([MODEL, -MODEL])
     here = clients.evaluate([1, 1], models, [0, 1], "validation")
-    there = ask(handler_of(1, federation), "evaluate", {"0": models[0], "1": models[1]}, split="validation")
+    there = ask(
+        handler_of(1, federation), "evaluate", {"0": models[0], "1": models[1]}, split="validation"
+    )
     assert there.values["scores"] == here.scores[:, 0].tolist()
     assert there.values["losses"] == here.losses.tolist()
     assert there.values["examples"] == [10, 10]
@@ -179,19 +211,37 @@ def test_a_question_of_a_kind_that_it_does_not_know_is_refused():
 @pytest.mark.parametrize(
     ("question", "why"),
     [
-        ({"layout": "0" * 32}, "asked about a model of structure 0{32}, and has one of structure [0-9a-f]{32}"),
-        ({"what": "initial", "models": 1}, "asked for initial models, which only clients with a secret draw"),
+        (
+            {"layout": "0" * 32},
+            "asked about a model of structure 0{32}, and has one of structure [0-9a-f]{32}",
+        ),
+        (
+            {"what": "initial", "models": 1},
+            "asked for initial models, which only clients with a secret draw",
+        ),
         ({"round": "2"}, "'round' should be of type int, got '2'"),
         ({"sent": {}}, r"there is no vector 'model', only \[\]"),
-        ({"sent": {"model": MODEL[:-1]}}, r"model 'model' of 364 bytes, expected 368 for shape \(92,\)"),
-        ({"sent": {"model": MODEL, "anchor": MODEL[:1]}}, "model 'anchor' of 4 bytes, expected 368"),
+        (
+            {"sent": {"model": MODEL[:-1]}},
+            r"model 'model' of 364 bytes, expected 368 for shape \(92,\)",
+        ),
+        (
+            {"sent": {"model": MODEL, "anchor": MODEL[:1]}},
+            "model 'anchor' of 4 bytes, expected 368",
+        ),
         ({"spec": "{"}, "'spec' is not JSON"),
-        ({"spec": '{"speed": 3}'}, "asked for local training that is not known here: unknown key of .*'speed'"),
+        (
+            {"spec": '{"speed": 3}'},
+            "asked for local training that is not known here: unknown key of .*'speed'",
+        ),
         (
             {"spec": '{"epochs": "x"}'},
             "asked for local training .* epochs .* should be a whole number or left out, got 'x'",
         ),
-        ({"spec": '{"optimizer": "adm"}'}, "unknown optimizer of its local training: 'adm'; did you mean 'adam'"),
+        (
+            {"spec": '{"optimizer": "adm"}'},
+            "unknown optimizer of its local training: 'adm'; did you mean 'adam'",
+        ),
         (
             {"spec": '{"optimizer": "tests.tiny:linear"}'},
             "unknown optimizer of its local training: 'tests.tiny:linear'",
@@ -205,17 +255,26 @@ def test_a_question_of_a_kind_that_it_does_not_know_is_refused():
             {"spec": '{"epochs": 1.5}'},
             "asked for local training .* epochs .* should be a whole number or left out, got 1.5",
         ),
-        ({"spec": '{"lr": 1' + 400 * "0" + "}"}, "asked for local training .*: lr .* more than 64 bits"),
+        (
+            {"spec": '{"lr": 1' + 400 * "0" + "}"},
+            "asked for local training .*: lr .* more than 64 bits",
+        ),
         (
             {"replicates": 2, "dim": 2**40},
             "asked for 2 parts of 24 training examples, compared by 1099511627776 numbers each",
         ),
-        ({"rule": '{"name": "steal"}'}, "asked for a local rule that is not known here: unknown local rule 'steal'"),
+        (
+            {"rule": '{"name": "steal"}'},
+            "asked for a local rule that is not known here: unknown local rule 'steal'",
+        ),
         (
             {"rule": '{"name": "mixture", "alpha": 2.0}'},
             r"not known here: algorithm.alpha should be in \[0, 1\], got 2",
         ),
-        ({"rule": '{"name": "mixture"}'}, "not known here: local rule 'mixture': .* missing .* 'alpha'"),
+        (
+            {"rule": '{"name": "mixture"}'},
+            "not known here: local rule 'mixture': .* missing .* 'alpha'",
+        ),
         ({"spec": '{"epochs": 0}'}, "local.epochs should be at least 1, got 0"),
         (
             {"what": "evaluate", "split": "secrets"},
@@ -237,7 +296,9 @@ def test_training_that_diverges_is_said():
 
 
 def test_it_is_one_client():
-    with pytest.raises(DataError, match="data_fn should return a federation of one client, got 4; see alone"):
+    with pytest.raises(
+        DataError, match="data_fn should return a federation of one client, got 4; see alone"
+    ):
         ClientHandler(federation_of(FOUR), perceptron)
     with pytest.raises(ConfigError, match="unknown encoding 'zip'"):
         handler_of(encoding="zip")
@@ -274,7 +335,10 @@ def test_a_secret_model_is_drawn_as_others_are_but_for_the_order():
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (b"too short", "has 9 characters, expected at least 32; make one with: python -c 'import secrets"),
+        (
+            b"too short",
+            "has 9 characters, expected at least 32; make one with: python -c 'import secrets",
+        ),
         (b"\xff" * 40, "cannot read the clients' secret .*: 'utf-8' codec"),
         (None, "cannot read the clients' secret .*No such file"),
     ],
@@ -290,13 +354,17 @@ def test_a_secret_that_is_none_is_refused(text: bytes | None, why: str, tmp_path
 
 
 @pytest.mark.parametrize("encoding", ["float16", "int8"])
-def test_what_an_encoding_loses_is_sent_later_even_by_another_process(encoding: str, tmp_path: Path):
+def test_what_an_encoding_loses_is_sent_later_even_by_another_process(
+    encoding: str, tmp_path: Path
+):
     """Two updates, decoded and added up, differ from the true sum by the last residual only."""
     exact = [update_of(ask(handler_of(), round=number)) for number in (1, 2)]
     sent = []
     for number in (1, 2):  # a process each: what one kept, the other reads
         answer = ask(handler_of(encoding=encoding, folder=tmp_path), round=number)
-        assert len(answer.vector("update")) == encoded_bytes(LAYOUT.size, encoding, LAYOUT.n_parameters)
+        assert len(answer.vector("update")) == encoded_bytes(
+            LAYOUT.size, encoding, LAYOUT.n_parameters
+        )
         assert answer.values["encoding"] == encoding
         sent.append(update_of(answer, encoding))
     assert len(list(tmp_path.glob("residual-*.safetensors"))) == 1
@@ -326,7 +394,13 @@ def test_what_a_server_calls_its_purposes_names_no_file(tmp_path: Path):
     """Nor do many purposes fill the disk."""
     (folder := tmp_path / "client").mkdir()
     client = handler_of(encoding="int8", folder=folder)
-    for purpose in ("../escaped", "/tmp/escaped", "a\0b", 1000 * "x", *map(str, range(MOST_RESIDUALS))):
+    for purpose in (
+        "../escaped",
+        "/tmp/escaped",
+        "a\0b",
+        1000 * "x",
+        *map(str, range(MOST_RESIDUALS)),
+    ):
         assert len(ask(client, purpose=purpose).vector("update")) > 0
     assert list(tmp_path.iterdir()) == [folder]
     names = [path.name for path in folder.glob("*.safetensors")]
@@ -339,7 +413,9 @@ UNBOUNDED = Budget(epsilon=math.inf)
 
 
 def test_a_private_client_needs_a_folder():
-    with pytest.raises(ConfigError, match="a private client needs a folder for its ledger; set folder in its node"):
+    with pytest.raises(
+        ConfigError, match="a private client needs a folder for its ledger; set folder in its node"
+    ):
         handler_of(privacy=CLIPPED)
 
 
@@ -364,9 +440,19 @@ def test_a_client_with_a_budget_or_with_masks_reports_a_power_of_two_as_its_size
 
 @pytest.mark.parametrize(
     ("count", "registered", "fits"),
-    [(24, 24, True), (25, 24, False), (23, 24, False), (16, 16, True), (31, 16, True), (32, 16, False), (1, 1, True)],
+    [
+        (24, 24, True),
+        (25, 24, False),
+        (23, 24, False),
+        (16, 16, True),
+        (31, 16, True),
+        (32, 16, False),
+        (1, 1, True),
+    ],
 )
-def test_a_number_of_examples_fits_what_the_client_registered_with(count: int, registered: int, fits: bool):
+def test_a_number_of_examples_fits_what_the_client_registered_with(
+    count: int, registered: int, fits: bool
+):
     assert fits_size(count, registered) == fits
     assert size_class(count) <= count < 2 * size_class(count)
 
@@ -383,7 +469,10 @@ def test_its_noise_is_its_own_and_never_the_same(tmp_path: Path):
     [
         ({"what": "evaluate", "split": "train", "sent": {"0": MODEL}}, "training losses"),
         ({"what": "subspaces", "vectors": 2, "per_label": True}, "subspaces of their data"),
-        ({"what": "descriptors", "seed": 1, "components": 2, "per_label": True}, "descriptors of their data"),
+        (
+            {"what": "descriptors", "seed": 1, "components": 2, "per_label": True},
+            "descriptors of their data",
+        ),
     ],
 )
 def test_a_private_client_does_not_tell(question: dict[str, Any], what: str, tmp_path: Path):
@@ -391,7 +480,9 @@ def test_a_private_client_does_not_tell(question: dict[str, Any], what: str, tmp
         ask(handler_of(privacy=CLIPPED, budget=UNBOUNDED, folder=tmp_path, policy=OPEN), **question)
 
 
-def test_a_release_is_booked_before_the_update_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_release_is_booked_before_the_update_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """So that a crash on the way counts one too many, and never one too few."""
     privacy = DifferentialPrivacy(clip_norm=0.01, noise_multiplier=2.0)
 
@@ -411,13 +502,17 @@ def test_beyond_its_budget_it_sends_nothing(tmp_path: Path):
     privacy = DifferentialPrivacy(clip_norm=0.01, noise_multiplier=4.0)
     budget = Budget(epsilon=1.2 * privacy.epsilon(1), delta=privacy.delta)
     ask(handler_of(privacy=privacy, budget=budget, folder=tmp_path))
-    with pytest.raises(PrivacyError, match="the privacy budget of this client allows no further update"):
+    with pytest.raises(
+        PrivacyError, match="the privacy budget of this client allows no further update"
+    ):
         ask(handler_of(privacy=privacy, budget=budget, folder=tmp_path))
 
 
 def test_a_damaged_ledger_keeps_everything_back(tmp_path: Path):
     (tmp_path / "privacy.json").write_text("{")
-    with pytest.raises(PrivacyError, match="the privacy budget of this client allows no further update"):
+    with pytest.raises(
+        PrivacyError, match="the privacy budget of this client allows no further update"
+    ):
         ask(handler_of(privacy=CLIPPED, budget=UNBOUNDED, folder=tmp_path))
 
 
@@ -439,7 +534,9 @@ def test_what_it_keeps_only_its_owner_reads(tmp_path: Path):
 
 
 def test_answering_imports_nothing_that_a_server_names(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(ClientHandler, "_register", lambda self, content: imported("os:getcwd", "loss")())
+    monkeypatch.setattr(
+        ClientHandler, "_register", lambda self, content: imported("os:getcwd", "loss")()
+    )
     with pytest.raises(ConfigError, match=r"loss 'os:getcwd' is not imported here"):
         ask(handler_of(policy=OPEN), "hello")
 
@@ -448,13 +545,23 @@ def test_it_sends_how_far_its_own_model_is_from_the_anchor_where_it_shares_it():
     federation, anchor = federation_of(FOUR), MODEL + 0.5
     clients, _ = simulated(federation, perceptron())
     spec = replace(LOCAL, mu=0.1)
-    here = clients.train([2], torch.stack([MODEL, anchor]), [0], Round(2, spec, 3), [1], own=True, shares=True)
-    client, words = handler_of(2, federation), {"own": True, "shares": True, "spec": wire.to_json(spec)}
+    here = clients.train(
+        [2], torch.stack([MODEL, anchor]), [0], Round(2, spec, 3), [1], own=True, shares=True
+    )
+    client, words = (
+        handler_of(2, federation),
+        {"own": True, "shares": True, "spec": wire.to_json(spec)},
+    )
     there = ask(client, "train", {"model": MODEL, "anchor": anchor}, **words)
     assert torch.equal(update_of(there), here.required_deltas[0])
     again = ask(client, "train", {"anchor": anchor}, **words, round=3)  # from its own
     assert not torch.equal(update_of(again), update_of(there))
-    assert ask(client, "train", {"model": MODEL, "anchor": anchor}, **words | {"shares": False}).vectors == {}
+    assert (
+        ask(
+            client, "train", {"model": MODEL, "anchor": anchor}, **words | {"shares": False}
+        ).vectors
+        == {}
+    )
 
 
 @pytest.mark.parametrize("wins", [None, [3], [3, -1, 1], [3.0, 1, 0], [20, 5, 0], [0, 0, 0]])

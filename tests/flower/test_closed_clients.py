@@ -29,7 +29,16 @@ from fedclade import (
 from fedclade.algorithms import PACFL, Local
 from fedclade.channel import Budget, Channel, Ledger, noisy_steps
 from fedclade.channel.example_privacy import StepLedger
-from fedclade.core import DataSpec, FedcladeError, LocalData, LocalStore, PolicyError, PrivacyError, Round, RowQuery
+from fedclade.core import (
+    DataSpec,
+    FedcladeError,
+    LocalData,
+    LocalStore,
+    PolicyError,
+    PrivacyError,
+    Round,
+    RowQuery,
+)
 from fedclade.flower import wire
 from fedclade.flower.client_handler import ClientHandler, score_noise_of
 from fedclade.flower.kinds import KINDS, kind_of_rows
@@ -63,7 +72,11 @@ SIX = (0, 1, 0, 1, 0, 1)
 
 
 def private_client(
-    folder: Path, policy: Policy | None = None, level: str = "client", epsilon: float = 8.0, **more: Any
+    folder: Path,
+    policy: Policy | None = None,
+    level: str = "client",
+    epsilon: float = 8.0,
+    **more: Any,
 ):
     privacy = WHOLE if level == "client" else EXAMPLE
     budget = Budget(epsilon=epsilon, level=level)
@@ -74,12 +87,22 @@ def score(client: ClientHandler, models: int = 1, **words: Any) -> Content:
     return ask(client, "evaluate", {str(k): MODEL for k in range(models)}, **words)
 
 
-def secure_run(algorithm: Any, config: Mapping[str, Any], home: Path | None = None, **settings: Any) -> Run:
-    node_config = {"secure-aggregation": True, "trust-server-keys": True, "min-honest": 2, "max-colluders": 0, **config}
+def secure_run(
+    algorithm: Any, config: Mapping[str, Any], home: Path | None = None, **settings: Any
+) -> Run:
+    node_config = {
+        "secure-aggregation": True,
+        "trust-server-keys": True,
+        "min-honest": 2,
+        "max-colluders": 0,
+        **config,
+    }
     grid = grid_of(federation_of(SIX), config=node_config)
     if home is not None:
         housed(grid, home / "clients")
-    network = network_of(grid, secure_aggregation=True, secure_norm=10.0, secure_fewest=2, secure_colluders=0)
+    network = network_of(
+        grid, secure_aggregation=True, secure_norm=10.0, secure_fewest=2, secure_colluders=0
+    )
     return federated(grid, algorithm, network=network, **{"rounds": 2, **settings})
 
 
@@ -94,14 +117,22 @@ def test_a_client_with_secure_aggregation_scores_no_model_unless_its_policy_says
 
 
 def test_a_client_with_a_budget_scores_no_model_unless_its_policy_says_so(tmp_path: Path):
-    with pytest.raises(NotDisclosedError, match=r'a client with a privacy budget discloses .* set disclose="scores"'):
+    with pytest.raises(
+        NotDisclosedError,
+        match=r'a client with a privacy budget discloses .* set disclose="scores"',
+    ):
         score(private_client(tmp_path))
     assert not (tmp_path / "privacy.json").exists()
 
 
-@pytest.mark.parametrize("words", [{"split": "train"}, {"compares": True}], ids=["training data", "comparison"])
+@pytest.mark.parametrize(
+    "words", [{"split": "train"}, {"compares": True}], ids=["training data", "comparison"]
+)
 def test_not_even_then_it_scores_training_data_or_compares_models(words: dict[str, Any]):
-    with pytest.raises(NotDisclosedError, match=f"{FORBIDS} (scores on training data|to count for how many examples)"):
+    with pytest.raises(
+        NotDisclosedError,
+        match=f"{FORBIDS} (scores on training data|to count for how many examples)",
+    ):
         score(handler_of(policy=SCORES), **words)
 
 
@@ -120,7 +151,9 @@ def test_a_score_without_bounds_has_two_digits():
     client = ClientHandler(federation.alone(0), made, number=0, policy=SCORES)
     values = {"what": "evaluate", "split": "test", "own": False, "compares": False, "run": "r"}
     model = wire.raw_vector(client._layout.flatten(made()))
-    content = Content.of(wire.record({**values, "layout": wire.layout_digest(client._layout)}, {"0": model}))
+    content = Content.of(
+        wire.record({**values, "layout": wire.layout_digest(client._layout)}, {"0": model})
+    )
     (told,) = Content.of(client.answer(content)).values["scores"]
     assert float(f"{told:.2g}") == told
 
@@ -129,7 +162,9 @@ def test_closed_clients_score_few_models_by_default():
     client = handler_of(policy=SCORES)
     for _ in range(MOST_CLOSED_SCORES // 50):
         score(client, models=50)
-    with pytest.raises(PolicyError, match=r"forbids 101 scored models in all, at most 100 .max-evaluations"):
+    with pytest.raises(
+        PolicyError, match=r"forbids 101 scored models in all, at most 100 .max-evaluations"
+    ):
         score(client)
     more = handler_of(policy=replace(SCORES, max_evaluations=101))
     score(more, models=60)
@@ -137,7 +172,9 @@ def test_closed_clients_score_few_models_by_default():
 
 
 @pytest.mark.parametrize("level", ["client", "example"])
-def test_scores_of_a_private_client_are_noisy_and_booked_before_they_leave(level: str, tmp_path: Path):
+def test_scores_of_a_private_client_are_noisy_and_booked_before_they_leave(
+    level: str, tmp_path: Path
+):
     policy = Policy(disclose=("scores",), max_evaluations=40, scores_epsilon=0.5)
     client = private_client(tmp_path, policy, level, task=Task(metrics=["accuracy", "f1"]))
     first, second = (score(client, models=20).values["scores"] for _ in range(2))
@@ -156,13 +193,22 @@ def test_scores_of_a_private_client_are_noisy_and_booked_before_they_leave(level
 
 def test_the_noise_of_scores_is_that_of_their_sensitivity(tmp_path: Path):
     whole = score_noise_of(Budget(epsilon=1.0), tmp_path, most=9, epsilon=0.5)
-    single = score_noise_of(Budget(epsilon=1.0, level="example"), tmp_path, most=9, epsilon=0.5, examples=50)
+    single = score_noise_of(
+        Budget(epsilon=1.0, level="example"), tmp_path, most=9, epsilon=0.5, examples=50
+    )
     assert single.deviation == pytest.approx(whole.deviation / 50)
-    assert score_noise_of(Budget(epsilon=5.0), tmp_path, most=9).deviation == pytest.approx(whole.deviation)
-    assert score_noise_of(Budget(epsilon=math.inf), tmp_path, most=9, epsilon=math.inf).deviation == 0.0
+    assert score_noise_of(Budget(epsilon=5.0), tmp_path, most=9).deviation == pytest.approx(
+        whole.deviation
+    )
+    assert (
+        score_noise_of(Budget(epsilon=math.inf), tmp_path, most=9, epsilon=math.inf).deviation
+        == 0.0
+    )
 
 
-@pytest.mark.parametrize(("metric", "is_a_mean"), [("accuracy", True), ("balanced_accuracy", False)])
+@pytest.mark.parametrize(
+    ("metric", "is_a_mean"), [("accuracy", True), ("balanced_accuracy", False)]
+)
 def test_one_example_moves_a_mean_alone_by_its_share(metric: str, is_a_mean: bool, tmp_path: Path):
     policy = Policy(disclose=("scores",), max_evaluations=9, scores_epsilon=0.5)
     client = private_client(tmp_path, policy, level="example", task=Task(metrics=[metric]))
@@ -175,7 +221,9 @@ def test_one_example_moves_a_mean_alone_by_its_share(metric: str, is_a_mean: boo
 
 
 def test_scores_that_the_budget_does_not_allow_stay(tmp_path: Path):
-    client = private_client(tmp_path, Policy(disclose=("scores",), scores_epsilon=9.0, max_evaluations=1), epsilon=1.0)
+    client = private_client(
+        tmp_path, Policy(disclose=("scores",), scores_epsilon=9.0, max_evaluations=1), epsilon=1.0
+    )
     with pytest.raises(PrivacyError, match=BUDGET_SPENT):
         score(client)
 
@@ -198,7 +246,9 @@ def test_noise_hides_no_score_without_bounds(tmp_path: Path):
     federation = task_federation("regression", FOUR)
     made = lambda seed: torch.nn.Linear(federation.pool.x.shape[1], 1)  # noqa: E731
     budget = Budget(epsilon=1.0)
-    with pytest.raises(ConfigError, match=r"the first metric, 'mae', has no bounds.*leave scores out of disclose"):
+    with pytest.raises(
+        ConfigError, match=r"the first metric, 'mae', has no bounds.*leave scores out of disclose"
+    ):
         ClientHandler(
             *(federation.alone(0), made),
             privacy=WHOLE,
@@ -215,7 +265,16 @@ def test_noise_hides_no_score_without_bounds(tmp_path: Path):
 def test_of_a_model_that_the_client_keeps_no_loss_leaves_with_secure_aggregation(lr: float):
     words: dict[str, Any] = {"own": True, "spec": wire.to_json(replace(LOCAL, lr=lr))}
     told = ask(handler_of(policy=SECURE), **words).values
-    assert set(told) == {"protocol", "what", "round", "query", "purpose", "model", "size", "encoding"}
+    assert set(told) == {
+        "protocol",
+        "what",
+        "round",
+        "query",
+        "purpose",
+        "model",
+        "size",
+        "encoding",
+    }
     assert "loss" in ask(handler_of(), own=True).values
 
 
@@ -224,7 +283,9 @@ def test_a_gradient_is_masked_or_refused_also_of_a_model_that_the_client_keeps()
     for own in (False, True):
         with pytest.raises(PolicyError, match="forbids updates outside of a sum"):
             ask(client, "gradients", own=own)
-    with pytest.raises(UpdateError, match="asked for the gradient of a model that the client keeps"):
+    with pytest.raises(
+        UpdateError, match="asked for the gradient of a model that the client keeps"
+    ):
         ask(handler_of(policy=Policy(allow=("train", "gradients"))), "gradients", own=True)
 
 
@@ -240,10 +301,19 @@ CLASS_OF_32 = (32, 33, 63)
 PART_QUERIES: list[dict[str, Any]] = [
     *({"replicates": 2, "part_size": size} for size in (0, 1, 8, 15, 16, 17, 23, 31, 32, 47)),
     *({"replicates": count} for count in (3, 4, 8, 31, 32, 33, 63, 64)),
-    *({"spec": wire.to_json(LocalTraining(steps=1, batch_size=size))} for size in (9, 10, 31, 32, 33, 48, 63, 64)),
+    *(
+        {"spec": wire.to_json(LocalTraining(steps=1, batch_size=size))}
+        for size in (9, 10, 31, 32, 33, 48, 63, 64)
+    ),
     *({"spec": wire.to_json(LocalTraining(epochs=count, batch_size=8))} for count in (4, 8, 9, 11)),
-    *({"spec": wire.to_json(LocalTraining(steps=count, batch_size=8))} for count in (8, 17, 31, 57, 65)),
-    *({"spec": wire.to_json(LocalTraining(batch_size=size, weight_decay=10.0))} for size in (9, 10, 31, 32, 62, 63)),
+    *(
+        {"spec": wire.to_json(LocalTraining(steps=count, batch_size=8))}
+        for count in (8, 17, 31, 57, 65)
+    ),
+    *(
+        {"spec": wire.to_json(LocalTraining(batch_size=size, weight_decay=10.0))}
+        for size in (9, 10, 31, 32, 62, 63)
+    ),
 ]
 """Queries of which a client with limits of its own may have to refuse some."""
 
@@ -276,7 +346,9 @@ def refusals(client: ClientHandler, queries: list[dict[str, Any]]) -> list[str]:
 
 @pytest.mark.parametrize("kind", ["private", "secure"])
 @pytest.mark.parametrize("min_part", [1, 10])
-def test_refusals_are_the_same_for_all_numbers_of_examples_of_a_size_class(kind: str, min_part: int, tmp_path: Path):
+def test_refusals_are_the_same_for_all_numbers_of_examples_of_a_size_class(
+    kind: str, min_part: int, tmp_path: Path
+):
     policy = Policy(min_part=min_part, max_epochs=10, max_steps=64, max_replicates=40)
     found: list[list[str]] = []
     for count in CLASS_OF_32:
@@ -285,7 +357,9 @@ def test_refusals_are_the_same_for_all_numbers_of_examples_of_a_size_class(kind:
             secure = replace(policy, secure_aggregation=True, trust_server_keys=True)
             client = handler_of(federation=federation, policy=secure)
         else:
-            client = private_client(tmp_path / str(count), policy, epsilon=math.inf, federation=federation)
+            client = private_client(
+                tmp_path / str(count), policy, epsilon=math.inf, federation=federation
+            )
         found.append(refusals(client, PART_QUERIES))
     assert found == [found[0]] * len(CLASS_OF_32)
     refused = [text for text in found[0] if text]
@@ -295,12 +369,17 @@ def test_refusals_are_the_same_for_all_numbers_of_examples_of_a_size_class(kind:
 
 @pytest.mark.parametrize("batch_size", [32, 62])
 @pytest.mark.parametrize("examples", [32, 33, 63])
-def test_steps_are_counted_for_all_numbers_of_examples_of_a_size_class(examples: int, batch_size: int):
+def test_steps_are_counted_for_all_numbers_of_examples_of_a_size_class(
+    examples: int, batch_size: int
+):
     """The smallest takes one step with all examples; others end with a batch of one, whose gradient is left."""
     client = handler_of(federation=federation_of([0], sizes=[examples]), policy=SECURE)
     plain = LocalTraining(batch_size=batch_size, lr=0.1)
     undoing = replace(plain, weight_decay=10.0)
-    assert refusals(client, [{"spec": wire.to_json(spec)} for spec in (undoing, plain)]) == [FORBIDDEN, ""]
+    assert refusals(client, [{"spec": wire.to_json(spec)} for spec in (undoing, plain)]) == [
+        FORBIDDEN,
+        "",
+    ]
 
 
 @pytest.mark.parametrize("part_size", [0, 5])
@@ -316,8 +395,12 @@ def test_a_closed_client_draws_parts_from_as_many_examples_as_it_reports(part_si
     assert parts[0] != parts[3]
     if not part_size:
         assert set.union(*parts[:3]) == set.union(*parts[3:])
-    with_all = [set(replace(this_round, drawn_from=None).examples(16, 7).tolist()) for this_round in rounds]
-    assert [set(replace(each, drawn_from=16).examples(16, 7).tolist()) for each in rounds] == with_all
+    with_all = [
+        set(replace(this_round, drawn_from=None).examples(16, 7).tolist()) for this_round in rounds
+    ]
+    assert [
+        set(replace(each, drawn_from=16).examples(16, 7).tolist()) for each in rounds
+    ] == with_all
 
 
 def test_copies_stay_together_in_parts_of_some_examples():
@@ -348,7 +431,10 @@ def test_what_tells_of_the_data_is_disclosed_by_name_alone(name: str):
     allow = ("train", name)
     words = {"vectors": 1, "per_label": False, "share": 0.1, "by_label": True, "components": 1}
     sent = {"model": MODEL} if name == "descriptors" else {}
-    with pytest.raises(NotDisclosedError, match=rf'the question .{name}.: .* set disclose="{name}" in its node config'):
+    with pytest.raises(
+        NotDisclosedError,
+        match=rf'the question .{name}.: .* set disclose="{name}" in its node config',
+    ):
         ask(handler_of(policy=replace(SECURE, allow=allow)), name, sent, **words)
     named = replace(SECURE, allow=allow, disclose=(name,))
     assert ask(handler_of(policy=named), name, sent, **words)
@@ -365,12 +451,33 @@ def test_sums_of_one_clients_examples_are_disclosed_by_name_alone():
 # Sketches
 
 
-def summed(client: ClientHandler, seed: int = 3, state: RecordDict | None = None, **words: Any) -> Tensor:
+def summed(
+    client: ClientHandler, seed: int = 3, state: RecordDict | None = None, **words: Any
+) -> Tensor:
     """Return what leaves a client unmasked beside one masked update."""
     values = {
-        **{"what": "train", "round": 2, "query": 0, "purpose": "train", "seed": seed, "replicates": 1},
-        **{"part_size": 0, "compares_parts": True, "dim": 8, "own": False, "shares": False, "personal_epochs": 0},
-        **{"spec": wire.to_json(LOCAL), "signs": True, "layout": wire.layout_digest(LAYOUT), "run": "here"},
+        **{
+            "what": "train",
+            "round": 2,
+            "query": 0,
+            "purpose": "train",
+            "seed": seed,
+            "replicates": 1,
+        },
+        **{
+            "part_size": 0,
+            "compares_parts": True,
+            "dim": 8,
+            "own": False,
+            "shares": False,
+            "personal_epochs": 0,
+        },
+        **{
+            "spec": wire.to_json(LOCAL),
+            "signs": True,
+            "layout": wire.layout_digest(LAYOUT),
+            "run": "here",
+        },
     }
     content = Content.of(wire.record({**values, **words}, {"model": wire.raw_vector(MODEL)}))
     return client._trained_for_sum(content, state).required_deltas[0, LAYOUT.size :]
@@ -378,7 +485,8 @@ def summed(client: ClientHandler, seed: int = 3, state: RecordDict | None = None
 
 def test_a_client_with_secure_aggregation_sends_no_sketch_unless_its_policy_says_so():
     with pytest.raises(
-        NotDisclosedError, match=r'forbids sketches of its updates: .* set disclose="sketch" in its node'
+        NotDisclosedError,
+        match=r'forbids sketches of its updates: .* set disclose="sketch" in its node',
     ):
         summed(handler_of(policy=SECURE))
     for policy in (replace(SECURE, max_clear=90), SCORES):
@@ -395,14 +503,19 @@ def test_beside_a_masked_update_only_signs_leave(replicates: int):
 
 
 @pytest.mark.parametrize("has_folder", [False, True])
-def test_projections_are_few_in_all_so_that_they_cannot_be_added_up(has_folder: bool, tmp_path: Path):
+def test_projections_are_few_in_all_so_that_they_cannot_be_added_up(
+    has_folder: bool, tmp_path: Path
+):
     """Of 92 parameters at most 46 directions: a server with three seeds would have more than half of them."""
     policy, folder = replace(SECURE, disclose=("sketch",)), tmp_path if has_folder else None
     client, state = handler_of(policy=policy, folder=folder), RecordDict()
     for _ in range(2):
         summed(client, seed=1, dim=30, state=state)
     client = handler_of(policy=policy, folder=folder)  # as after a restart
-    with pytest.raises(PolicyError, match=r"signs of updates in 60 directions would have left, at most 46 .max-clear"):
+    with pytest.raises(
+        PolicyError,
+        match=r"signs of updates in 60 directions would have left, at most 46 .max-clear",
+    ):
         summed(client, seed=2, dim=30, state=state)
     summed(client, seed=2, dim=16, state=state)
 
@@ -411,7 +524,9 @@ def test_sketches_are_counted_in_all(tmp_path: Path):
     policy = replace(SECURE, disclose=("sketch",), max_sketches=3, min_part=8)
     client = handler_of(policy=policy, folder=tmp_path)
     summed(client, replicates=2)  # of both parts and of the update
-    with pytest.raises(PolicyError, match=r"forbids 4 sketches in all, at most 3 .max-sketches in its node config"):
+    with pytest.raises(
+        PolicyError, match=r"forbids 4 sketches in all, at most 3 .max-sketches in its node config"
+    ):
         summed(client)
     assert json.loads((tmp_path / SKETCHES).read_text())["sketches"] == 3
 
@@ -419,11 +534,15 @@ def test_sketches_are_counted_in_all(tmp_path: Path):
 def test_a_damaged_count_of_sketches_lets_none_leave(tmp_path: Path):
     (tmp_path / SKETCHES).write_text('{"format": 1, "projections": [], "sketches": -1}')
     client = handler_of(policy=replace(SECURE, disclose=("sketch",)), folder=tmp_path)
-    with pytest.raises(PolicyError, match=r"sketches.json, the count of the sketches .* is damaged.*no count"):
+    with pytest.raises(
+        PolicyError, match=r"sketches.json, the count of the sketches .* is damaged.*no count"
+    ):
         summed(client)
     for seed, names in (('"x"', "[]"), ("1", "[[1]]"), ("1", '"abc"')):
         projection = f'{{"seed": {seed}, "dim": 1, "of": {names}}}'
-        (tmp_path / SKETCHES).write_text(f'{{"format": 1, "projections": [{projection}], "sketches": 1}}')
+        (tmp_path / SKETCHES).write_text(
+            f'{{"format": 1, "projections": [{projection}], "sketches": 1}}'
+        )
         with pytest.raises(PolicyError, match=r"is damaged.*'seed': .* is no projection"):
             summed(client)
     (tmp_path / SKETCHES).write_text('{"format": 1, "projections": {}, "sketches": 1}')
@@ -448,7 +567,9 @@ def test_a_method_that_needs_sketches_says_so_at_start_and_runs_where_clients_di
         in caplog.text
     )
     assert 'takes part only with disclose="sketch" in its node config' in caplog.text
-    with pytest.raises(UpdateError, match=r'none of 6 clients answers the question .train.*set disclose="sketch"'):
+    with pytest.raises(
+        UpdateError, match=r'none of 6 clients answers the question .train.*set disclose="sketch"'
+    ):
         secure_run(CFL_OF_TWO, {}, **{**settings, "rounds": 1})
 
 
@@ -456,7 +577,10 @@ def test_subspaces_leave_where_clients_disclose_them():
     algorithm, allow = PACFL(n_clusters=2), {"allow": "train subspaces"}
     run = secure_run(algorithm, {**allow, "disclose": "subspaces"})
     assert run.summary["rounds"] == 2
-    with pytest.raises(UpdateError, match=r'none of 6 clients answers the question .subspaces.*disclose="subspaces"'):
+    with pytest.raises(
+        UpdateError,
+        match=r'none of 6 clients answers the question .subspaces.*disclose="subspaces"',
+    ):
         secure_run(algorithm, allow)
 
 
@@ -490,11 +614,15 @@ def test_scores_of_clients_that_disclose_them_are_had_without_losses(tmp_path: P
 
 def test_a_client_that_discloses_no_scores_is_sent_no_models_for_them():
     questions: dict[int, list[str]] = {0: [], 1: []}
-    grid = grid_of(federation_of((0, 1)), config={"secure-aggregation": True, "trust-server-keys": True})
+    grid = grid_of(
+        federation_of((0, 1)), config={"secure-aggregation": True, "trust-server-keys": True}
+    )
     grid.nodes[node_of(1)].config = {**grid.nodes[node_of(1)].config, "disclose": "scores"}
     for client, seen in questions.items():
         node = grid.nodes[node_of(client)]
-        node.app = Spoilt(node.app, lambda question, honest, seen=seen: seen.append(question.values["what"]))
+        node.app = Spoilt(
+            node.app, lambda question, honest, seen=seen: seen.append(question.values["what"])
+        )
     run = federated(grid, Local(), rounds=1)
     assert "evaluate" not in questions[0]
     assert "evaluate" in questions[1]
@@ -513,16 +641,22 @@ def test_a_client_that_discloses_no_scores_is_sent_no_models_for_them():
         (Policy(disclose=("scores",)), True, True),
     ],
 )
-def test_a_client_registers_whether_it_discloses_scores(policy: Policy, private: bool, scores: bool):
+def test_a_client_registers_whether_it_discloses_scores(
+    policy: Policy, private: bool, scores: bool
+):
     assert policy.discloses_scores(private=private) == scores
 
 
 def test_some_clients_may_disclose_scores_and_others_not():
-    grid = grid_of(federation_of(SIX), config={"secure-aggregation": True, "trust-server-keys": True})
+    grid = grid_of(
+        federation_of(SIX), config={"secure-aggregation": True, "trust-server-keys": True}
+    )
     some = list(grid.nodes.values())[:2]
     for node in some:
         node.config = {**node.config, "disclose": "scores"}
-    some[0].config = {name: value for name, value in some[0].config.items() if name != "secure-aggregation"}
+    some[0].config = {
+        name: value for name, value in some[0].config.items() if name != "secure-aggregation"
+    }
     run = federated(grid, "fedavg", network=network_of(grid, secure_aggregation=True), rounds=1)
     assert run.summary["accuracy"]["clients"] == 2
     losses = [row["loss"] for row in run.client_rows]
@@ -532,7 +666,11 @@ def test_some_clients_may_disclose_scores_and_others_not():
 @pytest.mark.parametrize(
     ("config", "stopping", "why"),
     [
-        ({}, EarlyStopping(), r"stop.patience = 10 needs scores on validation data.*client 0: .*disclose=.scores."),
+        (
+            {},
+            EarlyStopping(),
+            r"stop.patience = 10 needs scores on validation data.*client 0: .*disclose=.scores.",
+        ),
         (
             {"disclose": "scores"},
             EarlyStopping("loss"),
@@ -585,14 +723,18 @@ def test_a_new_kind_of_question_is_closed_to_clients_that_are(level: str, tmp_pa
     policy = Policy(allow=("longest",), secure_aggregation=not level, trust_server_keys=True)
     client = private_client(tmp_path, policy, level) if level else handler_of(policy=policy)
     why = r"forbids the question 'longest': .* refuse a LongestInput, which declares mechanism = '' and discloses"
-    with pytest.raises(NotDisclosedError, match=why + r" = ''; declare in its class as mechanism one of 'noise', "):
+    with pytest.raises(
+        NotDisclosedError, match=why + r" = ''; declare in its class as mechanism one of 'noise', "
+    ):
         ask(client, "longest", {})
 
 
 @pytest.mark.usefixtures("with_kind")
 def test_a_new_kind_of_question_is_answered_where_it_may_be(tmp_path: Path):
     assert ask(handler_of(policy=Policy(allow=("longest",))), "longest", {}).values["longest"] == 7
-    with pytest.raises(PolicyError, match="forbids the question 'longest'; to allow it, set allow="):
+    with pytest.raises(
+        PolicyError, match="forbids the question 'longest'; to allow it, set allow="
+    ):
         ask(handler_of(), "longest", {})
     closed = replace(SECURE, allow=("named",))
     with pytest.raises(NotDisclosedError, match='set disclose="longest_input" in its node config'):
@@ -617,8 +759,14 @@ def test_no_name_in_a_policy_opens_a_private_client_to_what_no_noise_is_put_on(t
     ("config", "why"),
     [
         ({"disclose": "sketches"}, "name in disclose: 'sketches'.*sketch"),
-        ({"disclose": 3}, "disclose in the node config should be names of what leaves it in clear, got 3"),
-        ({"scores-epsilon": "much"}, "scores-epsilon in the node config should be a number, got 'much'"),
+        (
+            {"disclose": 3},
+            "disclose in the node config should be names of what leaves it in clear, got 3",
+        ),
+        (
+            {"scores-epsilon": "much"},
+            "scores-epsilon in the node config should be a number, got 'much'",
+        ),
         ({"scores-epsilon": 0}, "scores-epsilon should be greater than 0, got 0"),
         ({"max-sketches": -1}, "max-sketches should be at least 0, got -1"),
     ],

@@ -55,7 +55,11 @@ def connect(grid: LocalGrid, *clients: int, connected: bool = True) -> None:
 
 def told(run: Run, *kinds: str) -> list[tuple[int, str, Any]]:
     """Return round, kind and clients of events."""
-    return [(e["round"], e["kind"], e.get("clients", e.get("nodes"))) for e in run.events if e["kind"] in kinds]
+    return [
+        (e["round"], e["kind"], e.get("clients", e.get("nodes")))
+        for e in run.events
+        if e["kind"] in kinds
+    ]
 
 
 def clusters(run: Run) -> set[frozenset[int]]:
@@ -79,11 +83,18 @@ def test_callbacks_hear_the_same_as_in_a_simulation(tmp_path):
 
     heard, after = Heard(), Heard()
     with pytest.raises(RunInterrupted):
-        federated(grid_of(federation_of(FOUR)), CFL_OF_TWO, callbacks=[heard], folder=tmp_path / "run")
+        federated(
+            grid_of(federation_of(FOUR)), CFL_OF_TWO, callbacks=[heard], folder=tmp_path / "run"
+        )
     at_split = next(each for each in heard.order if isinstance(each, tuple))
     assert at_split == (at_split[0], {1: (0, 2), 2: (1, 3)})
     assert heard.order.count(at_split) == 1
-    assert [each for each in heard.order if each != at_split] == [1, 2, 3, ("interrupted", tmp_path / "run")]
+    assert [each for each in heard.order if each != at_split] == [
+        1,
+        2,
+        3,
+        ("interrupted", tmp_path / "run"),
+    ]
     federated(grid_of(federation_of(FOUR)), CFL_OF_TWO, callbacks=[after], folder=tmp_path / "run")
     assert after.order == [4, ("finished", tmp_path / "run")]
 
@@ -100,7 +111,8 @@ def test_who_connects_later_finds_the_right_cluster():
 
 
 @pytest.mark.parametrize(
-    "algorithm", [FedAvg(), FLHC(rounds_before=2, n_clusters=2), FedGroup(groups=2), PACFL(n_clusters=2)]
+    "algorithm",
+    [FedAvg(), FLHC(rounds_before=2, n_clusters=2), FedGroup(groups=2), PACFL(n_clusters=2)],
 )
 def test_whatever_the_algorithm_who_connects_later_takes_part(algorithm: Algorithm):
     grid = grid_of(federation_of(FOUR), config=ALL_ALLOWED)
@@ -118,11 +130,18 @@ def test_an_oracle_learns_of_them_too_as_far_as_they_tell():
     assert clusters(run) == {frozenset({0, 2}), frozenset({1, 3})}
     connect(grid, 3, connected=False)
     spoil(grid, 3, "hello", worded(true_cluster=-1))
-    with pytest.raises(ConfigError, match=r"oracle: newcomers \[3\] are in no cluster that the run began with"):
+    with pytest.raises(
+        ConfigError, match=r"oracle: newcomers \[3\] are in no cluster that the run began with"
+    ):
         federated(grid, "oracle", on_round=at(2, lambda: connect(grid, 3)))
     connect(grid, 3, connected=False)
     run = federated(grid, "fedavg", on_round=at(2, lambda: connect(grid, 3)))
-    assert [row["ari"] for row in run.metric_rows] == [0.0, 0.0, None, None]  # what is not known is not scored
+    assert [row["ari"] for row in run.metric_rows] == [
+        0.0,
+        0.0,
+        None,
+        None,
+    ]  # what is not known is not scored
 
 
 def test_who_disconnects_is_left_out_at_once_and_its_cluster_goes_on():
@@ -151,19 +170,26 @@ def test_one_that_comes_back_takes_part_again():
         connect(grid, 1, connected=row["round"] != 2)
 
     run = federated(grid, CFL_OF_TWO, rounds=5, on_round=on_round)
-    assert told(run, "disconnected", "reconnected") == [(3, "disconnected", [1]), (4, "reconnected", [1])]
+    assert told(run, "disconnected", "reconnected") == [
+        (3, "disconnected", [1]),
+        (4, "reconnected", [1]),
+    ]
     assert {event["round"] for event in run.events if event["kind"] == "left_out"} == {3}
 
 
 def test_if_all_are_gone_the_server_waits_and_then_says_so(tmp_path: Path):
     grid, folder = grid_of(federation_of(FOUR)), tmp_path / "run"
     gone = at(2, lambda: connect(grid, *range(4), connected=False))
-    with pytest.raises(UpdateError, match=r"0 of 1 clients connected within 0.5 s; start more SuperNodes"):
+    with pytest.raises(
+        UpdateError, match=r"0 of 1 clients connected within 0.5 s; start more SuperNodes"
+    ):
         federated(grid, CFL_OF_TWO, folder=folder, on_round=gone)
     assert [path.name for path in (folder / "checkpoints").iterdir()] == ["round-000002"]
     connect(grid, *range(4))
     same(
-        federated(grid, CFL_OF_TWO, folder=folder), federated(grid_of(federation_of(FOUR)), CFL_OF_TWO), but=("events",)
+        federated(grid, CFL_OF_TWO, folder=folder),
+        federated(grid_of(federation_of(FOUR)), CFL_OF_TWO),
+        but=("events",),
     )
 
 
@@ -179,7 +205,11 @@ def test_if_all_are_gone_for_a_moment_the_run_goes_on():
 
     grid.get_node_ids = flickering  # type: ignore[method-assign]
     run = federated(
-        grid, FedAvg(), rounds=3, on_round=at(1, lambda: absent.append(1)), network=network_of(grid, wait=9.0)
+        grid,
+        FedAvg(),
+        rounds=3,
+        on_round=at(1, lambda: absent.append(1)),
+        network=network_of(grid, wait=9.0),
     )
     assert reasons(run) == {}
     assert told(run, "disconnected", "reconnected") == []  # between two rounds nobody missed them
@@ -194,11 +224,15 @@ def test_a_client_without_its_key_is_refused_and_the_fix_named():
     run = federated(grid, FedAvg(), rounds=3, on_round=at(1, anew))
     (event,) = [event for event in run.events if event["kind"] == "refused"]
     assert event["round"] == 2
-    assert event["nodes"]["777"].endswith("where nodes have no keys, set network.identity = 'number'")
+    assert event["nodes"]["777"].endswith(
+        "where nodes have no keys, set network.identity = 'number'"
+    )
     assert reasons(run) == {1: "dropped out"}
 
     grid = grid_of(federation_of(FOUR))
-    run = federated(grid, FedAvg(), rounds=3, on_round=at(1, anew), network=network_of(grid, identity="number"))
+    run = federated(
+        grid, FedAvg(), rounds=3, on_round=at(1, anew), network=network_of(grid, identity="number")
+    )
     assert [event["kind"] for event in run.events] == []
 
 
@@ -215,8 +249,13 @@ def test_two_secrets_are_no_secret(tmp_path: Path):
     with pytest.raises(UpdateError, match=f"3 of 4 clients connected .*; {why}"):
         federated(grid, FedAvg(), permute=True)
     run = federated(grid, FedAvg(), permute=True, rounds=1, network=network_of(grid, clients=3))
-    assert [event["nodes"] for event in run.events] == [{"100": why.removeprefix("node 100 was refused: ")}]
-    for permute, rule in ((False, "true, as the clients share a secret"), (True, "false, as no client has a secret")):
+    assert [event["nodes"] for event in run.events] == [
+        {"100": why.removeprefix("node 100 was refused: ")}
+    ]
+    for permute, rule in (
+        (False, "true, as the clients share a secret"),
+        (True, "false, as no client has a secret"),
+    ):
         with pytest.raises(ConfigError, match=f"privacy.permute should be {rule}, got {permute}"):
             federated(
                 grid if not permute else grid_of(federation),
@@ -246,9 +285,12 @@ def answering(grid: LocalGrid, folder: Path) -> LocalGrid:
 
 
 @pytest.mark.parametrize(
-    ("name", "number"), [("cfl", 1), ("cfl", 2), ("cfl", 3), *((n, 2) for n in ALGORITHMS if n != "cfl")]
+    ("name", "number"),
+    [("cfl", 1), ("cfl", 2), ("cfl", 3), *((n, 2) for n in ALGORITHMS if n != "cfl")],
 )
-def test_a_server_that_is_started_again_ends_as_if_it_had_not_been_stopped(name: str, number: int, tmp_path: Path):
+def test_a_server_that_is_started_again_ends_as_if_it_had_not_been_stopped(
+    name: str, number: int, tmp_path: Path
+):
     federation, algorithm = federation_of(FOUR), ALGORITHMS[name]
     folder, whole = tmp_path / "stopped", tmp_path / "whole"
     grid = answering(grid_of(federation, perceptron, ALL_ALLOWED), tmp_path / "clients")
@@ -265,7 +307,9 @@ def test_a_server_that_is_started_again_ends_as_if_it_had_not_been_stopped(name:
     for file in ("config.toml", "events.jsonl", *tree):
         assert (folder / file).read_bytes() == (whole / file).read_bytes()
     ours, theirs = (json.loads((path / CLIENTS).read_text()) for path in (folder, whole))
-    assert ours.pop("run") != theirs.pop("run")  # so that clients keep nothing from one to the other
+    assert ours.pop("run") != theirs.pop(
+        "run"
+    )  # so that clients keep nothing from one to the other
     assert ours == theirs
 
 
@@ -277,9 +321,17 @@ def test_so_does_one_that_was_killed(tmp_path: Path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        federated(grid_of(federation), CFL_OF_TWO, folder=folder, on_round=at(3, kill), checkpoint_every=1)
-    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["round-000001", "round-000002"]
-    same(federated(grid_of(federation), CFL_OF_TWO, folder=folder), federated(grid_of(federation), CFL_OF_TWO))
+        federated(
+            grid_of(federation), CFL_OF_TWO, folder=folder, on_round=at(3, kill), checkpoint_every=1
+        )
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == [
+        "round-000001",
+        "round-000002",
+    ]
+    same(
+        federated(grid_of(federation), CFL_OF_TWO, folder=folder),
+        federated(grid_of(federation), CFL_OF_TWO),
+    )
 
 
 def same(run: Run, other: Run, but: tuple[str, ...] = ()) -> None:
@@ -288,7 +340,10 @@ def same(run: Run, other: Run, but: tuple[str, ...] = ()) -> None:
     for ours, theirs in zip(run.tree.nodes, other.tree.nodes, strict=True):
         assert torch.equal(ours.params, theirs.params)
     metrics = [
-        [{name: value for name, value in row.items() if not name.startswith("seconds")} for row in each.metric_rows]
+        [
+            {name: value for name, value in row.items() if not name.startswith("seconds")}
+            for row in each.metric_rows
+        ]
         for each in (run, other)
     ]
     assert metrics[0] == metrics[1]
@@ -309,10 +364,14 @@ def test_a_finished_run_is_returned_at_once(tmp_path: Path):
 def test_more_rounds_and_another_network_continue_a_run(tmp_path: Path):
     grid, folder = grid_of(federation_of(FOUR)), tmp_path / "run"
     federated(grid, FedAvg(), rounds=2, folder=folder)
-    run = federated(grid, FedAvg(), rounds=3, folder=folder, network=network_of(grid, clients=3, deadline=9.0))
+    run = federated(
+        grid, FedAvg(), rounds=3, folder=folder, network=network_of(grid, clients=3, deadline=9.0)
+    )
     assert len(run.metric_rows) == 3
     assert run.config["network"]["deadline"] == 9.0
-    with pytest.raises(RunError, match="holds a run of another config: its seed is 0, not 1; name another folder"):
+    with pytest.raises(
+        RunError, match="holds a run of another config: its seed is 0, not 1; name another folder"
+    ):
         federated(grid, FedAvg(), rounds=3, folder=folder, seed=1)
 
 

@@ -119,13 +119,17 @@ def test_equations_are_counted_and_limited_by_the_policy(tmp_path: Path):
     why = r"forbids 8 equations from sums over parts of its examples in all, at most 6 .max-partings in its node config"
     with pytest.raises(PolicyError, match=why):
         parts(client, 3, round=3)
-    with pytest.raises(PolicyError, match=r"forbids 1 equations from sums over parts .* at most 0 .max-partings"):
+    with pytest.raises(
+        PolicyError, match=r"forbids 1 equations from sums over parts .* at most 0 .max-partings"
+    ):
         parts(client_with(300, policy=Policy(max_partings=0)), 2)
 
 
 def test_of_many_examples_no_more_than_a_fixed_number_of_equations_is_had():
     Policy().check_usage(Usage(partings=MOST_EQUATIONS), 10**6)
-    with pytest.raises(PolicyError, match=rf"forbids {MOST_EQUATIONS + 1} equations .* at most {MOST_EQUATIONS} "):
+    with pytest.raises(
+        PolicyError, match=rf"forbids {MOST_EQUATIONS + 1} equations .* at most {MOST_EQUATIONS} "
+    ):
         Policy().check_usage(Usage(partings=MOST_EQUATIONS + 1), 10**6)
 
 
@@ -133,7 +137,9 @@ def test_a_few_examples_that_equal_parts_leave_over_do_not_keep_a_client_out():
     client = client_with(41)
     parts(client, 4, part_size=10)
     parts(client, 2)
-    with pytest.raises(PolicyError, match=r"a share of"):  # another single example would be left over
+    with pytest.raises(
+        PolicyError, match=r"a share of"
+    ):  # another single example would be left over
         parts(client, 2, part_size=20, seed=1)
 
 
@@ -147,10 +153,14 @@ def test_many_examples_that_equal_parts_leave_over_are_checked_as_others_are():
     alone = next(
         seed
         for seed in range(1000)
-        if {*range(examples)}.difference(*(p.tolist() for p in DataSplit(examples, seed, 0, 3, 13).parts(key)))
+        if {*range(examples)}.difference(
+            *(p.tolist() for p in DataSplit(examples, seed, 0, 3, 13).parts(key))
+        )
         <= left_over
     )
-    with pytest.raises(PolicyError, match=r"a share of 1.00 in a combination of sums, at most 0.25 "):
+    with pytest.raises(
+        PolicyError, match=r"a share of 1.00 in a combination of sums, at most 0.25 "
+    ):
         parts(client, 3, part_size=13, seed=alone)
 
 
@@ -174,7 +184,9 @@ def test_splits_of_two_runs_are_known_together_without_a_folder():
 
 
 @pytest.mark.parametrize("lasting", ["folder", "state", "memory"])
-def test_a_repeated_query_for_parts_has_the_same_reply_and_counts_once(lasting: str, tmp_path: Path):
+def test_a_repeated_query_for_parts_has_the_same_reply_and_counts_once(
+    lasting: str, tmp_path: Path
+):
     settings: dict[str, Any] = {"folder": tmp_path} if lasting == "folder" else {}
     state = RecordDict() if lasting == "state" else None
     client = client_with(40, policy=Policy(max_releases=4), **settings)
@@ -186,7 +198,9 @@ def test_a_repeated_query_for_parts_has_the_same_reply_and_counts_once(lasting: 
     with pytest.raises(PolicyError, match=r"forbids 8 updates in all, at most 4 .max-releases"):
         parts(client, 4, part_size=10, round=1, state=state, sent={"model": MODEL + 1})
     with pytest.raises(PolicyError, match=r"forbids 8 updates in all, at most 4 .max-releases"):
-        parts(client, 4, part_size=10, round=1, state=state, sent={"model": MODEL + 1})  # a refusal is not for free
+        parts(
+            client, 4, part_size=10, round=1, state=state, sent={"model": MODEL + 1}
+        )  # a refusal is not for free
 
 
 def test_only_the_latest_queries_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -205,7 +219,9 @@ def test_only_the_latest_queries_are_remembered(tmp_path: Path, monkeypatch: pyt
 def test_a_repeated_query_counts_where_its_reply_is_another_one(tmp_path: Path):
     """Noise is drawn again, and a client's own optimizer state changes the update."""
     privacy = DifferentialPrivacy(clip_norm=1.0, noise_multiplier=1.0)
-    private = client_with(40, folder=tmp_path / "private", privacy=privacy, budget=Budget(epsilon=1e6))
+    private = client_with(
+        40, folder=tmp_path / "private", privacy=privacy, budget=Budget(epsilon=1e6)
+    )
     stateful = client_with(40, folder=tmp_path / "stateful")
     spec = wire.to_json(LocalTraining(batch_size=1000, momentum=0.9, keep_state=True))
     for client, name, words in ((private, "private", {}), (stateful, "stateful", {"spec": spec})):
@@ -230,7 +246,10 @@ def test_a_repeated_query_counts_where_its_reply_is_another_one(tmp_path: Path):
 )
 def test_a_damaged_record_of_splits_keeps_parts_back(text: str, tmp_path: Path):
     (tmp_path / "splits.json").write_bytes(text.encode("latin-1"))
-    with pytest.raises(PolicyError, match=r"splits.json, the record of how this client has split its examples, is da"):
+    with pytest.raises(
+        PolicyError,
+        match=r"splits.json, the record of how this client has split its examples, is da",
+    ):
         parts(client_with(40, folder=tmp_path), 2)
 
 
@@ -238,7 +257,9 @@ def test_a_split_with_a_negative_number_is_damage(tmp_path: Path):
     split = {"examples": 40, "seed": -1, "number": 0, "replicates": 2, "part_size": 0}
     text = json.dumps({"format": 1, "splits": [split], "answered": []})
     (tmp_path / "splits.json").write_text(text)
-    with pytest.raises(PolicyError, match=r"is damaged, .* \(ValueError: .*'seed': -1.* is no split\)"):
+    with pytest.raises(
+        PolicyError, match=r"is damaged, .* \(ValueError: .*'seed': -1.* is no split\)"
+    ):
         parts(client_with(40, folder=tmp_path), 2)
 
 
@@ -246,10 +267,15 @@ def test_steps_take_as_many_examples_as_a_part_must_have():
     """Otherwise a server would ask for one step with one example, and need no parts."""
     client = client_with(40)
     for spec in (LocalTraining(steps=1, batch_size=9), LocalTraining(steps=9, batch_size=1)):
-        with pytest.raises(PolicyError, match=r"forbids an update from 9 training examples, .* at least 10 \(min-part"):
+        with pytest.raises(
+            PolicyError,
+            match=r"forbids an update from 9 training examples, .* at least 10 \(min-part",
+        ):
             ask(client, spec=wire.to_json(spec))
     ask(client, spec=wire.to_json(LocalTraining(steps=1, batch_size=10)))
-    ask(client_with(6), spec=wire.to_json(LocalTraining(steps=2, batch_size=3)))  # all that there are
+    ask(
+        client_with(6), spec=wire.to_json(LocalTraining(steps=2, batch_size=3))
+    )  # all that there are
 
 
 def test_what_a_client_keeps_takes_as_many_since_it_may_be_shared_later():
@@ -261,7 +287,12 @@ def test_what_a_client_keeps_takes_as_many_since_it_may_be_shared_later():
 def test_the_size_of_a_part_comes_with_several_parts():
     """The limits would be those of the part, and the training that of all examples."""
     with pytest.raises(UpdateError, match="asked for 1 parts of 1 of 40 training examples"):
-        ask(client_with(40), replicates=1, part_size=1, spec=wire.to_json(LocalTraining(steps=1, batch_size=1)))
+        ask(
+            client_with(40),
+            replicates=1,
+            part_size=1,
+            spec=wire.to_json(LocalTraining(steps=1, batch_size=1)),
+        )
 
 
 def test_momentum_is_not_dampened():
@@ -331,7 +362,9 @@ def test_weight_decay_and_proximal_terms_of_ordinary_size_are_allowed(spec: Loca
 
 
 def test_a_little_weight_decay_is_allowed_where_there_are_only_just_enough_examples():
-    assert ask(client_with(10), spec=wire.to_json(LocalTraining(batch_size=5, lr=0.1, weight_decay=1e-3)))
+    assert ask(
+        client_with(10), spec=wire.to_json(LocalTraining(batch_size=5, lr=0.1, weight_decay=1e-3))
+    )
 
 
 ENVELOPE = MoreauEnvelope(lam=5e4, steps=1, lr=1e-5)
@@ -350,10 +383,13 @@ META = MetaLearning(alpha=0.1, hessian=False, delta=1e-3)
         (replace(META, alpha=0.0), replace(ONE_BY_ONE, weight_decay=10.0)),
     ],
 )
-def test_rules_whose_steps_undo_or_outweigh_those_before_are_refused(rule: LocalRule, spec: LocalTraining):
+def test_rules_whose_steps_undo_or_outweigh_those_before_are_refused(
+    rule: LocalRule, spec: LocalTraining
+):
     """The server chooses their numbers, too; one batch of one example would make the update."""
     with pytest.raises(
-        PolicyError, match=r"forbids steps that undo those before them, .* from about \d\.?\d* training"
+        PolicyError,
+        match=r"forbids steps that undo those before them, .* from about \d\.?\d* training",
     ):
         ask(client_with(40), spec=wire.to_json(spec), rule=json.dumps(rule.described()))
 
@@ -426,11 +462,14 @@ def test_parts_of_an_earlier_round_are_those_of_its_seed_and_number():
     early, late = Round(3, spec, 7, part=(0, 2)), Round(9, spec, 8, part=(0, 2), parts_from=(7, 3))
     assert np.array_equal(late.examples(20, 1), early.examples(20, 1))
     equal = Round(9, spec, 8, part=(0, 2), part_size=4, parts_from=(7, 0))
-    assert np.array_equal(equal.examples(20, 1), Round(1, spec, 7, part=(0, 2), part_size=4).examples(20, 1))
+    assert np.array_equal(
+        equal.examples(20, 1), Round(1, spec, 7, part=(0, 2), part_size=4).examples(20, 1)
+    )
 
 
 @pytest.mark.parametrize(
-    ("clients", "rounds", "check_every"), [(4, 10, 1), pytest.param(12, 100, 2, marks=pytest.mark.slow)]
+    ("clients", "rounds", "check_every"),
+    [(4, 10, 1), pytest.param(12, 100, 2, marks=pytest.mark.slow)],
 )
 def test_rcfl_does_not_end_with_forty_examples_a_client(
     clients: int, rounds: int, check_every: int, monkeypatch: pytest.MonkeyPatch
@@ -439,12 +478,17 @@ def test_rcfl_does_not_end_with_forty_examples_a_client(
     monkeypatch.setattr(method, "FEW_CLIENTS", 4)  # from which on there are checks by halves
     federation = federation_of([0, 1] * (clients // 2), sizes=[40] * clients, validation=1, test=2)
     algorithm = ReplicatedCFL(check_every=check_every)
-    settings: dict[str, Any] = {"local": LocalTraining(batch_size=40, lr=0.5), "evaluate_every": rounds}
+    settings: dict[str, Any] = {
+        "local": LocalTraining(batch_size=40, lr=0.5),
+        "evaluate_every": rounds,
+    }
     settings["rounds"] = rounds
     there = federated(grid_of(federation), algorithm, **settings)
     here = simulate(algorithm, perceptron(), federation, engine="loop", device="cpu", **settings)
     assert reasons(there) == {}
     assert len(there.metric_rows) == rounds
-    assert [leaf.members for leaf in there.tree.leaves] == [leaf.members for leaf in here.tree.leaves]
+    assert [leaf.members for leaf in there.tree.leaves] == [
+        leaf.members for leaf in here.tree.leaves
+    ]
     assert len(there.tree.leaves) == 2
     assert FORBIDS not in str(there.events)

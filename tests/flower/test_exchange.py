@@ -51,13 +51,19 @@ class SlowGrid(LocalGrid):
         ids = list(super().push_messages(messages))
         for each, message in zip(ids, messages, strict=True):
             self.ready[each] = self.clock() + self.seconds[message.metadata.dst_node_id]
-        return [None if m.metadata.dst_node_id in self.lost else i for i, m in zip(ids, messages, strict=True)]
+        return [
+            None if m.metadata.dst_node_id in self.lost else i
+            for i, m in zip(ids, messages, strict=True)
+        ]
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         ids = list(message_ids)
         self.pulled.append(len(ids))
         more, self.more = self.more, []
-        return [*super().pull_messages([each for each in ids if self.ready[each] <= self.clock()]), *more]
+        return [
+            *super().pull_messages([each for each in ids if self.ready[each] <= self.clock()]),
+            *more,
+        ]
 
 
 def ask(grid: SlowGrid, deadline: float = 10.0, **words: Any) -> dict[int, Content | str]:
@@ -103,7 +109,13 @@ def test_a_late_answer_is_never_taken_for_one_to_a_later_question():
 def test_pauses_double_while_nobody_answers_and_begin_anew_when_somebody_does():
     grid = SlowGrid(Clock(), {7: 0.2, 8: 100.0})
     ask(grid, deadline=5.0)
-    assert grid.clock.slept[:5] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE, FIRST_PAUSE, 2 * FIRST_PAUSE]
+    assert grid.clock.slept[:5] == [
+        FIRST_PAUSE,
+        2 * FIRST_PAUSE,
+        4 * FIRST_PAUSE,
+        FIRST_PAUSE,
+        2 * FIRST_PAUSE,
+    ]
     assert max(grid.clock.slept) == LONGEST_PAUSE
     assert sum(grid.clock.slept) == pytest.approx(5.0)
 
@@ -125,7 +137,10 @@ def test_a_grid_that_says_of_fewer_messages_that_they_left_lost_the_others():
         def push_messages(self, messages: Iterable[Message]) -> Iterable[str | None]:  # type: ignore[override]
             return list(super().push_messages(messages))[:-1]
 
-    assert {n: said(a) for n, a in ask(Cut(Clock(), {7: 0.0, 8: 0.0})).items()} == {7: 7, 8: UNREACHED}
+    assert {n: said(a) for n, a in ask(Cut(Clock(), {7: 0.0, 8: 0.0})).items()} == {
+        7: 7,
+        8: UNREACHED,
+    }
 
 
 def test_messages_go_a_few_at_a_time_and_come_one_by_one():
@@ -149,7 +164,9 @@ def test_an_answer_is_forgotten_before_the_next_is_read():
     grid._answer = noted  # type: ignore[method-assign]
     gc.disable()
     try:
-        for _ in Exchange(grid, Meter(), 1.0).ask(dict.fromkeys(grid.seconds, wire.record({})), "train", "1"):
+        for _ in Exchange(grid, Meter(), 1.0).ask(
+            dict.fromkeys(grid.seconds, wire.record({})), "train", "1"
+        ):
             assert not any(content() for content in contents[:-1])
     finally:
         gc.enable()
@@ -161,7 +178,9 @@ def replying(make: Callable[[Message], Message]) -> Content | str:
 
 
 def test_a_node_that_is_gone_has_dropped_out():
-    assert replying(lambda message: Message(Error(5, "unavailable"), reply_to=message)) == DROPPED_OUT
+    assert (
+        replying(lambda message: Message(Error(5, "unavailable"), reply_to=message)) == DROPPED_OUT
+    )
 
 
 def test_an_error_is_told_cleaned():
@@ -210,5 +229,7 @@ def test_bytes_of_vectors_are_counted_both_ways_and_those_that_did_not_leave_are
     answer = wire.record({}, {"update": wire.raw_vector(torch.zeros(5))})
     grid.nodes[7].app = lambda message, context: answered(message, answer)
     question = wire.record({}, {"model": wire.raw_vector(torch.zeros(3))})
-    assert len(list(Exchange(grid, meter, 1.0).ask({7: question, 8: question}, "train", "1", 20))) == 2
+    assert (
+        len(list(Exchange(grid, meter, 1.0).ask({7: question, 8: question}, "train", "1", 20))) == 2
+    )
     assert (meter.bytes_down, meter.bytes_up) == (12, 20)

@@ -48,7 +48,10 @@ def test_the_oracle_needs_clients_that_tell_their_cluster():
 
 
 def test_an_algorithm_with_a_virtual_clock_runs_in_a_simulation_alone():
-    with pytest.raises(ConfigError, match="FedBuff runs in a simulation alone, since it draws how long clients train"):
+    with pytest.raises(
+        ConfigError,
+        match="FedBuff runs in a simulation alone, since it draws how long clients train",
+    ):
         federated(grid_of(federation_of(FOUR)), "fedbuff", rounds=1)
 
 
@@ -56,8 +59,16 @@ def test_an_algorithm_with_a_virtual_clock_runs_in_a_simulation_alone():
 @pytest.mark.parametrize("algorithm", ["fedavg", "private_choice"])
 def test_central_privacy_is_refused_before_anybody_is_waited_for(algorithm: str, secure: bool):
     network = Network(clients=4, wait=100.0, secure_aggregation=secure, secure_norm=8.0)
-    with pytest.raises(ConfigError, match=r'"central".*nobody puts noise on sums: .* single updates, or exact sums'):
-        federate(LocalGrid({}), algorithm, perceptron, network=network, privacy=CentralPrivacy(clip_norm=1.0))
+    with pytest.raises(
+        ConfigError, match=r'"central".*nobody puts noise on sums: .* single updates, or exact sums'
+    ):
+        federate(
+            LocalGrid({}),
+            algorithm,
+            perceptron,
+            network=network,
+            privacy=CentralPrivacy(clip_norm=1.0),
+        )
 
 
 def test_server_and_clients_need_the_same_model():
@@ -67,7 +78,8 @@ def test_server_and_clients_need_the_same_model():
 
 def test_a_server_without_clients_says_so():
     with pytest.raises(
-        UpdateError, match=r"0 of 2 clients connected within 0.1 s; start more SuperNodes, or lower network"
+        UpdateError,
+        match=r"0 of 2 clients connected within 0.1 s; start more SuperNodes, or lower network",
     ):
         federate(LocalGrid({}), "fedavg", perceptron, network=Network(wait=0.1))
 
@@ -77,10 +89,13 @@ def test_settings_are_checked_before_anybody_is_waited_for():
     with pytest.raises(ConfigError, match="rounds should be at least 1, got 0"):
         federate(grid, "fedavg", perceptron, rounds=0, network=Network(wait=100.0))
     with pytest.raises(
-        ConfigError, match=r"(?s)network.clients should be at least 1, got 0.*network.wait.*network.deadl"
+        ConfigError,
+        match=r"(?s)network.clients should be at least 1, got 0.*network.wait.*network.deadl",
     ):
         Network(clients=0, wait=0, deadline=-1)
-    with pytest.raises(ConfigError, match=r"network.identity should be 'node' or 'number', got 'key'"):
+    with pytest.raises(
+        ConfigError, match=r"network.identity should be 'node' or 'number', got 'key'"
+    ):
         Network(identity="key")  # type: ignore[arg-type]
 
 
@@ -91,7 +106,10 @@ def test_a_stream_that_cannot_be_is_refused():
 
 
 def test_a_stream_of_whole_updates_is_as_good_where_none_are_compared():
-    plain, stream = (federated(grid_of(federation_of(FOUR)), "fedavg", rounds=2, stream=each) for each in (False, True))
+    plain, stream = (
+        federated(grid_of(federation_of(FOUR)), "fedavg", rounds=2, stream=each)
+        for each in (False, True)
+    )
     assert stream.config["stream"] is True
     torch.testing.assert_close(stream.tree.nodes[0].params, plain.tree.nodes[0].params)
 
@@ -114,7 +132,10 @@ def test_what_a_federation_writes_only_its_owner_reads(tmp_path: Path):
         (tmp_path / "other").touch()
     finally:
         os.umask(before)
-    modes = {path.relative_to(tmp_path): stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*")}
+    modes = {
+        path.relative_to(tmp_path): stat.S_IMODE(path.stat().st_mode)
+        for path in tmp_path.rglob("*")
+    }
     assert modes.pop(Path("other")) == 0o644  # the rule is as it was
     names = {path.name for path in modes}
     assert {"run", "config.toml", "clients.json", "tree.safetensors"} <= names

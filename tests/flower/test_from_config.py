@@ -18,7 +18,13 @@ from fedclade.config.data import FolderSettings
 from fedclade.core import known_arguments
 from fedclade.core.errors import ConfigError
 from fedclade.data import PARTITIONS, SHIFTS, SOURCES, FilesSettings, OwnSettings, load_federation
-from fedclade.flower import LocalGrid, LocalNode, Network, client_app_from_config, server_app_from_config
+from fedclade.flower import (
+    LocalGrid,
+    LocalNode,
+    Network,
+    client_app_from_config,
+    server_app_from_config,
+)
 from fedclade.flower.from_config import DATA_KEYS, AppSettings, RunConfig, check_keys
 from fedclade.flower.wire import Content
 from fedclade.runs.store import Run
@@ -47,12 +53,19 @@ RUN_CONFIG: dict[str, bool | float | int | str] = {
 
 def grid_of(run_config: dict[str, Any], config: dict[str, Any] | None = None) -> LocalGrid:
     app = client_app_from_config()
-    nodes = {100 + i: LocalNode(app, {"partition-id": i, "num-partitions": 4, **(config or {})}) for i in range(4)}
+    nodes = {
+        100 + i: LocalNode(app, {"partition-id": i, "num-partitions": 4, **(config or {})})
+        for i in range(4)
+    }
     return LocalGrid(nodes, run_config)
 
 
-def serve(run_config: dict[str, Any], config: dict[str, Any] | None = None, *callbacks: Callback) -> None:
-    server_app_from_config(callbacks)(grid_of(run_config, config), Context(1, 0, {}, RecordDict(), run_config))
+def serve(
+    run_config: dict[str, Any], config: dict[str, Any] | None = None, *callbacks: Callback
+) -> None:
+    server_app_from_config(callbacks)(
+        grid_of(run_config, config), Context(1, 0, {}, RecordDict(), run_config)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -100,9 +113,15 @@ def test_lists_and_tables_are_given_as_text(tmp_path: Path):
     }
     serve({**RUN_CONFIG, **parts, "network.out": str(tmp_path / "run")})
     run = Run.load(tmp_path / "run")
-    assert [slot.name for slot in run.layout.parameters] == ["1.lora_A.weight", "1.lora_B.weight", "3.weight"]
+    assert [slot.name for slot in run.layout.parameters] == [
+        "1.lora_A.weight",
+        "1.lora_B.weight",
+        "3.weight",
+    ]
     assert {node.cached.shape[1] for node in run.tree.nodes[1:]} == {128 * 2 + 10 * 128}
-    with pytest.raises(ConfigError, match=r"freeze of \[model\] should be a list, each of it a string, got '\[3'"):
+    with pytest.raises(
+        ConfigError, match=r"freeze of \[model\] should be a list, each of it a string, got '\[3'"
+    ):
         RunConfig.read({"model.freeze": "[3"})
 
 
@@ -116,7 +135,9 @@ def test_its_rounds_and_tables_are_told(capsys: pytest.CaptureFixture[str], fold
 
 
 @pytest.fixture
-def fedclade(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+def fedclade(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str]]:
     """Call the command line; return its exit status and all that it says."""
     monkeypatch.setenv("COLUMNS", "300")
 
@@ -152,7 +173,10 @@ def test_the_command_line_does_not_resume_the_run_of_a_network(
     before = sorted(out.rglob("*"))
     code, said = fedclade("resume", str(out))
     assert code == 2
-    assert f"{out} is the run of a network, which only its clients can continue: start its ServerApp again" in said
+    assert (
+        f"{out} is the run of a network, which only its clients can continue: start its ServerApp again"
+        in said
+    )
     assert sorted(out.rglob("*")) == before
 
 
@@ -163,16 +187,38 @@ class Interrupting(Callback):
         return record.round == 2
 
 
-def test_but_it_finishes_it_without_clients(fedclade: Callable[..., tuple[int, str]], tmp_path: Path):
-    config = {**RUN_CONFIG, "network.out": str(tmp_path / "run"), "rounds": 5, "stop.patience": 4, "keep_best": True}
+def test_but_it_finishes_it_without_clients(
+    fedclade: Callable[..., tuple[int, str]], tmp_path: Path
+):
+    config = {
+        **RUN_CONFIG,
+        "network.out": str(tmp_path / "run"),
+        "rounds": 5,
+        "stop.patience": 4,
+        "keep_best": True,
+    }
     config["data.validation_fraction"] = 0.2
     with pytest.raises(RunInterrupted):
         serve(config, None, Interrupting())
     code, said = fedclade("resume", str(tmp_path / "run"), "--finish")
     assert (code, "finished by hand after an interruption" in " ".join(said.split())) == (0, True)
     run = Run.load(tmp_path / "run")
-    assert (run.summary["rounds"], run.config["stop"]["patience"], run.config["keep_best"]) == (2, 4, True)
-    assert fedclade("export", str(tmp_path / "run"), "--client", "1", "--out", str(tmp_path / "m.safetensors"))[0] == 0
+    assert (run.summary["rounds"], run.config["stop"]["patience"], run.config["keep_best"]) == (
+        2,
+        4,
+        True,
+    )
+    assert (
+        fedclade(
+            "export",
+            str(tmp_path / "run"),
+            "--client",
+            "1",
+            "--out",
+            str(tmp_path / "m.safetensors"),
+        )[0]
+        == 0
+    )
 
 
 def test_a_server_app_that_is_started_again_finishes_it(tmp_path: Path):
@@ -189,11 +235,17 @@ def test_the_run_of_an_app_of_one_s_own_is_not_finished_by_its_config(
     fedclade: Callable[..., tuple[int, str]], tmp_path: Path
 ):
     with pytest.raises(RunInterrupted):
-        federated(small_grid(federation_of(FOUR)), "fedavg", callbacks=[Interrupting()], folder=tmp_path / "run")
+        federated(
+            small_grid(federation_of(FOUR)),
+            "fedavg",
+            callbacks=[Interrupting()],
+            folder=tmp_path / "run",
+        )
     code, said = fedclade("resume", str(tmp_path / "run"), "--finish")
     assert code == 2
     assert (
-        "the run cannot be finished by its config alone; start its ServerApp again with network.finish = true" in said
+        "the run cannot be finished by its config alone; start its ServerApp again with network.finish = true"
+        in said
     )
 
 
@@ -209,12 +261,16 @@ def test_newcomers_are_assigned_to_the_run_of_a_network(
     (tmp_path / "new.toml").write_text(
         'seed = 1\n[data]\nname = "digits"\nclients = 8\nsamples_per_client = 40\nshift = "label_swap"\nclusters = 2\n'
     )
-    code, said = fedclade("assign", str(folder), "--config", str(tmp_path / "new.toml"), "--device", "cpu")
+    code, said = fedclade(
+        "assign", str(folder), "--config", str(tmp_path / "new.toml"), "--device", "cpu"
+    )
     assert code == 0, said
     assert (folder / "newcomers.json").exists()
 
 
-def test_a_permuted_run_is_nobodys_but_its_clients(fedclade: Callable[..., tuple[int, str]], tmp_path: Path):
+def test_a_permuted_run_is_nobodys_but_its_clients(
+    fedclade: Callable[..., tuple[int, str]], tmp_path: Path
+):
     (tmp_path / "secret").write_text("ab" * 32)
     out, new = tmp_path / "run", tmp_path / "new.toml"
     run_config = {**RUN_CONFIG, "rounds": 2, "privacy.permute": True, "network.out": str(out)}
@@ -246,7 +302,10 @@ def test_a_permuted_run_is_nobodys_but_its_clients(fedclade: Callable[..., tuple
         ({"network.clients": 0}, "network.clients should be at least 1, got 0"),
         ({"network.wait": 0.0}, "network.wait should be greater than 0, got 0.0"),
         ({"network.deadline": -1.0}, "network.deadline should be greater than 0, got -1.0"),
-        ({"network.identity": "name"}, "identity of .network. should be 'node' or 'number', got 'name'"),
+        (
+            {"network.identity": "name"},
+            "identity of .network. should be 'node' or 'number', got 'name'",
+        ),
         ({"network.encoding": "zip"}, "unknown encoding 'zip'"),
         ({"network.clocks": 3}, "'clocks'"),
         ({"network.clients": "four"}, "clients"),
@@ -276,17 +335,27 @@ def reply_of(config: dict[str, Any], run_config: dict[str, Any] | None = None) -
 
 
 def test_a_node_says_what_is_wrong_with_its_config():
-    assert refusal_of({}) == "a node of this app needs partition-id in its node config, to know whose data it has"
+    assert (
+        refusal_of({})
+        == "a node of this app needs partition-id in its node config, to know whose data it has"
+    )
     assert "there is no client 4" in refusal_of({"partition-id": 4})
     assert "epsilon in the node config should be a number, got 'much'" in refusal_of(
         {"partition-id": 0, "epsilon": "much"}
     )
-    assert "budget.epsilon should be greater than 0, got 0.0" in refusal_of({"partition-id": 0, "epsilon": 0})
+    assert "budget.epsilon should be greater than 0, got 0.0" in refusal_of(
+        {"partition-id": 0, "epsilon": 0}
+    )
     assert "unknown model" in refusal_of({"partition-id": 0}, {**RUN_CONFIG, "model.name": "mpl"})
 
 
 def test_central_privacy_is_refused_by_the_server_and_by_each_client():
-    config = {**RUN_CONFIG, "privacy.model": "central", "privacy.clip_norm": 1.0, "network.wait": 100.0}
+    config = {
+        **RUN_CONFIG,
+        "privacy.model": "central",
+        "privacy.clip_norm": 1.0,
+        "network.wait": 100.0,
+    }
     config = {key: value for key, value in config.items() if not key.startswith("algorithm.")}
     why = 'privacy.model = "central" runs in a simulation alone'
     with pytest.raises(ConfigError, match=why):
@@ -324,7 +393,9 @@ def test_a_client_imports_nothing_that_a_run_names(users_own: Path):
     assert told in refusal_of({"partition-id": 0}, {**RUN_CONFIG, **attack})
     assert not trace.exists()
     for key in ("model.name", "data.partition", "data.shift", "task.name", "task.loss"):
-        assert "is not imported here" in refusal_of({"partition-id": 0}, {**RUN_CONFIG, key: "users_trap:f"})
+        assert "is not imported here" in refusal_of(
+            {"partition-id": 0}, {**RUN_CONFIG, key: "users_trap:f"}
+        )
 
 
 @pytest.mark.parametrize("files", ["/etc/*.csv", "../*.csv", "mine/../../*.csv"])
@@ -339,7 +410,9 @@ def test_a_table_in_text_does_not_stand_for_the_whole_data_section(files: str, t
     """Its keys would escape all that is said of data.files."""
     run_config = {"data": f'{{files = "{files}", target = "y"}}', "network.clients": 1}
     for key in ("data", "data.drift.files", "data.x.y"):
-        refused = refusal_of({"partition-id": 0, "data-dir": str(tmp_path)}, {**run_config, key: run_config["data"]})
+        refused = refusal_of(
+            {"partition-id": 0, "data-dir": str(tmp_path)}, {**run_config, key: run_config["data"]}
+        )
         assert "the run config takes section.key, got 'data'" in refused
 
 
@@ -382,7 +455,9 @@ def test_a_client_maps_no_folder_that_a_run_names_elsewhere(folder: str):
 
 def test_a_client_imports_what_its_node_config_or_its_app_names(users_own: Path):
     run_config = {**RUN_CONFIG, "model.name": "users_app:linear"}
-    assert "is not imported here" in refusal_of({"partition-id": 0, "imports": "users_app:other"}, run_config)
+    assert "is not imported here" in refusal_of(
+        {"partition-id": 0, "imports": "users_app:other"}, run_config
+    )
     node = LocalNode(client_app_from_config(), {"partition-id": 0, "imports": "users_app:linear"})
     of_its_app = LocalNode(client_app_from_config(["users_app:linear"]), {"partition-id": 0})
     for each in (node, of_its_app):
@@ -391,7 +466,12 @@ def test_a_client_imports_what_its_node_config_or_its_app_names(users_own: Path)
 
 
 def test_the_algorithm_is_the_servers_affair(users_own: Path):
-    run_config = {**RUN_CONFIG, "algorithm.name": "users_app:Mine", "network.out": str(users_own / "run"), "rounds": 1}
+    run_config = {
+        **RUN_CONFIG,
+        "algorithm.name": "users_app:Mine",
+        "network.out": str(users_own / "run"),
+        "rounds": 1,
+    }
     without = {key: value for key, value in run_config.items() if not key.startswith("algorithm.")}
     serve({**without, "algorithm.name": "users_app:Mine", "algorithm.unused": 3})
     run = Run.load(users_own / "run")
@@ -401,16 +481,25 @@ def test_the_algorithm_is_the_servers_affair(users_own: Path):
 
 def test_what_only_a_simulation_can_draw_is_refused():
     config = {**RUN_CONFIG, "faults.dropout": 0.1, "newcomers.clients": 2}
-    with pytest.raises(ConfigError, match=r"(?s)\[faults\] is for simulations.*\[newcomers\] is for simulations"):
+    with pytest.raises(
+        ConfigError, match=r"(?s)\[faults\] is for simulations.*\[newcomers\] is for simulations"
+    ):
         RunConfig.read(config)
 
 
-def test_files_are_read_in_the_nodes_own_folder_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_files_are_read_in_the_nodes_own_folder_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.delenv("FEDCLADE_DATA_DIR", raising=False)
     rows = "age,back\n" + "".join(f"{30 + k}.5,{'yes' if k % 3 else 'no'}\n" for k in range(10))
     for name in "ab":
         (tmp_path / f"{name}.csv").write_text(rows)
-    config = {"data.files": "*.csv", "data.target": "back", "data.standardize": "client", "model.name": "mclr"}
+    config = {
+        "data.files": "*.csv",
+        "data.target": "back",
+        "data.standardize": "client",
+        "model.name": "mclr",
+    }
     node = {"partition-id": 1, "data-dir": str(tmp_path)}
     assert "refused" not in reply_of(node, config)
     assert "no data-dir in the node config" in refusal_of({"partition-id": 1}, config)
@@ -418,19 +507,37 @@ def test_files_are_read_in_the_nodes_own_folder_alone(tmp_path: Path, monkeypatc
 
 def test_clients_are_scaled_and_weighed_by_the_examples_of_all(tmp_path: Path):
     for k, name in enumerate("abcd"):
-        rows = (f"{30 * k + row}.5,{'icu' if row % 4 else 'surgery'},{'yes' if row % 3 else 'no'}" for row in range(20))
+        rows = (
+            f"{30 * k + row}.5,{'icu' if row % 4 else 'surgery'},{'yes' if row % 3 else 'no'}"
+            for row in range(20)
+        )
         (tmp_path / f"{name}.csv").write_text("age,ward,back\n" + "\n".join(rows) + "\n")
     run_config = {
-        **{"data.files": "*.csv", "data.target": "back", "data.standardize": "federated", "task.name": "binary"},
-        **{"task.class_weights": "balanced", "model.name": "mclr", "rounds": 2, "network.clients": 4},
+        **{
+            "data.files": "*.csv",
+            "data.target": "back",
+            "data.standardize": "federated",
+            "task.name": "binary",
+        },
+        **{
+            "task.class_weights": "balanced",
+            "model.name": "mclr",
+            "rounds": 2,
+            "network.clients": 4,
+        },
         "aggregate.clip_above": 1e9,  # as in a simulation of honest clients
     }
     serve({**run_config, "network.out": str(tmp_path / "run")}, {"data-dir": str(tmp_path)})
     there, config = Run.load(tmp_path / "run"), RunConfig.read(run_config).config
     here = config.run(config.federation(tmp_path), device="cpu")
-    torch.testing.assert_close(there.tree.nodes[0].params, here.tree.nodes[0].params, rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        there.tree.nodes[0].params, here.tree.nodes[0].params, rtol=0, atol=1e-6
+    )
     assert there.summary["inputs"]["mean"] == pytest.approx(here.summary["inputs"]["mean"])
-    assert (there.config["data"]["standardize"], there.config["task"]["class_weights"]) == ("federated", "balanced")
+    assert (there.config["data"]["standardize"], there.config["task"]["class_weights"]) == (
+        "federated",
+        "balanced",
+    )
 
 
 def test_an_app_does_not_need_the_parts_of_flower_that_the_local_grid_is_made_of():
@@ -439,7 +546,11 @@ def test_an_app_does_not_need_the_parts_of_flower_that_the_local_grid_is_made_of
 
 
 def test_lists_of_a_config_are_strings_with_commas():
-    given = {"task.metrics": "balanced_accuracy, f1", "task.class_weights": "1,2,0.5", "signature.of": "*.weight"}
+    given = {
+        "task.metrics": "balanced_accuracy, f1",
+        "task.class_weights": "1,2,0.5",
+        "signature.of": "*.weight",
+    }
     config = RunConfig.read({**RUN_CONFIG, **given, "model.freeze": "a.*,b"}).config
     assert config.task.metrics == ("balanced_accuracy", "f1")
     assert config.task.class_weights == (1.0, 2.0, 0.5)
@@ -448,17 +559,27 @@ def test_lists_of_a_config_are_strings_with_commas():
 
 
 def test_columns_to_drop_are_a_string_with_commas():
-    data = {"data.files": "*.csv", "data.target": "back", "data.drop": "id, note", "data.separator": ";"}
+    data = {
+        "data.files": "*.csv",
+        "data.target": "back",
+        "data.drop": "id, note",
+        "data.separator": ";",
+    }
     config = RunConfig.read({**data, "network.clients": 4}).config
     assert (config.data["drop"], config.data["separator"]) == (("id", "note"), ";")
 
 
-@pytest.mark.parametrize(("key", "word"), [("task.class_weights", "balanced"), ("model.personal", "head")])
+@pytest.mark.parametrize(
+    ("key", "word"), [("task.class_weights", "balanced"), ("model.personal", "head")]
+)
 def test_words_that_stand_for_lists_stay_words(key: str, word: str):
     section, name = key.split(".")
     assert RunConfig.read({**RUN_CONFIG, key: word}).as_dict()[section][name] == word
 
 
 def test_class_weights_that_are_no_numbers_are_refused():
-    with pytest.raises(ConfigError, match=r"task.class_weights should be 'balanced' or a list of numbers, got '1,x'"):
+    with pytest.raises(
+        ConfigError,
+        match=r"task.class_weights should be 'balanced' or a list of numbers, got '1,x'",
+    ):
         RunConfig.read({**RUN_CONFIG, "task.class_weights": "1,x"})

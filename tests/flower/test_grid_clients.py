@@ -72,8 +72,14 @@ def with_entry(value: float) -> Change:
 
 WRONG: dict[str, tuple[Change, str]] = {
     "one entry too few": (updated(bytes(4 * LAYOUT.size - 4)), "update of 364 bytes, expected 368"),
-    "far too long": (updated(bytes(4000 * LAYOUT.size)), "vectors of 368000 bytes, at most 368 were asked for"),
-    "another encoding than said": (worded(encoding="int8"), "update of 368 bytes, expected 96: int8 of 92 entries"),
+    "far too long": (
+        updated(bytes(4000 * LAYOUT.size)),
+        "vectors of 368000 bytes, at most 368 were asked for",
+    ),
+    "another encoding than said": (
+        worded(encoding="int8"),
+        "update of 368 bytes, expected 96: int8 of 92 entries",
+    ),
     "an unknown encoding": (worded(encoding="zip"), "update in the unknown encoding 'zip'"),
     "no encoding": (worded(encoding=None), "'encoding' should be of type str, got None"),
     "NaN": (with_entry(math.nan), "1 of 92 entries are NaN or infinite"),
@@ -81,7 +87,10 @@ WRONG: dict[str, tuple[Change, str]] = {
     "huge": (with_entry(10 * LARGEST_NORM), "norm 1e+19, more than 1e+18"),
     "no example": (worded(size=0), "size of 0 examples, expected 1 to 2**53"),
     "negative": (worded(size=-5), "size of -5 examples"),
-    "more examples than can be counted": (worded(size=2**53 + 1), "size of 9007199254740993 examples"),
+    "more examples than can be counted": (
+        worded(size=2**53 + 1),
+        "size of 9007199254740993 examples",
+    ),
     "true": (worded(size=True), "'size' should be of type int, got True"),
     "a fraction": (worded(size=24.0), "'size' should be of type int, got 24.0"),
     "another round": (worded(round=9), "answer of round 9, expected 1"),
@@ -89,15 +98,30 @@ WRONG: dict[str, tuple[Change, str]] = {
     "another query": (worded(query=5), "answer of query 5, expected 0"),
     "another purpose": (worded(purpose="attack"), "answer of purpose 'attack', expected 'train'"),
     "another question": (worded(what="gradients"), "answer of what 'gradients', expected 'train'"),
-    "another model": (worded(model="0" * 32), "answer of model '000000000000...0000000000000', expected '"),
-    "more examples than it joined with": (worded(size=10**9), "update from 1000000000 training examples, expected 24"),
-    "fewer examples than it joined with": (worded(size=23), "23 training examples, expected 24 by what it joined with"),
+    "another model": (
+        worded(model="0" * 32),
+        "answer of model '000000000000...0000000000000', expected '",
+    ),
+    "more examples than it joined with": (
+        worded(size=10**9),
+        "update from 1000000000 training examples, expected 24",
+    ),
+    "fewer examples than it joined with": (
+        worded(size=23),
+        "23 training examples, expected 24 by what it joined with",
+    ),
     "a loss that is NaN": (worded(loss=math.nan), "loss nan"),
     "a loss that is infinite": (worded(loss=math.inf), "loss inf, expected one of at most 1e+18"),
-    "a loss that sums would overflow": (worded(loss=1e300), "loss 1e+300, expected one of at most 1e+18"),
+    "a loss that sums would overflow": (
+        worded(loss=1e300),
+        "loss 1e+300, expected one of at most 1e+18",
+    ),
     "a loss below all others": (worded(loss=-1e19), "loss -1e+19, expected one of at most 1e+18"),
     "vectors that nobody asked for": (
-        vectors(update=Array("float32", (1,), RAW, bytes(100)), more=Array("float32", (1,), RAW, bytes(100))),
+        vectors(
+            update=Array("float32", (1,), RAW, bytes(100)),
+            more=Array("float32", (1,), RAW, bytes(100)),
+        ),
         "1 vectors that nobody asked for: ['more']",
     ),
     "a loss that is text": (worded(loss="0.1"), "'loss' should be of type float, got '0.1'"),
@@ -106,19 +130,33 @@ WRONG: dict[str, tuple[Change, str]] = {
         vectors(update=Array("float32", (LAYOUT.size,), "numpy.ndarray", bytes(4 * LAYOUT.size))),
         "array 'update' is of type 'numpy.ndarray', expected 'fedclade.raw'",
     ),
-    "another protocol": (worded(protocol=1), f"version 1 of the protocol is spoken there, and {wire.PROTOCOL} here"),
-    "nothing": (lambda honest: RecordDict(), "a message of fedclade has the record 'fedclade', this one has []"),
+    "another protocol": (
+        worded(protocol=1),
+        f"version 1 of the protocol is spoken there, and {wire.PROTOCOL} here",
+    ),
+    "nothing": (
+        lambda honest: RecordDict(),
+        "a message of fedclade has the record 'fedclade', this one has []",
+    ),
     "records of other kinds": (
-        lambda honest: RecordDict({"fedclade": MetricRecord({"size": 3}), "vectors": ConfigRecord()}),
+        lambda honest: RecordDict(
+            {"fedclade": MetricRecord({"size": 3}), "vectors": ConfigRecord()}
+        ),
         "this one has ['fedclade', 'vectors']",
     ),
     "a refusal": (lambda honest: wire.refusal("my budget is spent"), "my budget is spent"),
-    "a refusal without a reason": (worded(refused=[1, 2]), "'refused' should be of type str, got [1, 2]"),
+    "a refusal without a reason": (
+        worded(refused=[1, 2]),
+        "'refused' should be of type str, got [1, 2]",
+    ),
     "a refusal that would spoil the log": (
         lambda honest: wire.refusal("\x1b[2Jgone\n" + 10_000 * "!"),
         " [2Jgone " + 290 * "!" + "…",
     ),
-    "a long text for a number": (worded(size=100_000 * "9"), "'size' should be of type int, got '999999999999"),
+    "a long text for a number": (
+        worded(size=100_000 * "9"),
+        "'size' should be of type int, got '999999999999",
+    ),
 }
 
 
@@ -132,7 +170,10 @@ def test_a_wrong_answer_is_left_out_and_the_run_goes_on(name: str):
     assert why in reasons(run)[BAD]
     assert len(reasons(run)[BAD]) < 400
     assert reasons(run)[BAD].isprintable()
-    assert {frozenset(leaf.members) for leaf in run.tree.leaves} == {frozenset({0}), frozenset({1, 3})}
+    assert {frozenset(leaf.members) for leaf in run.tree.leaves} == {
+        frozenset({0}),
+        frozenset({1, 3}),
+    }
     assert run.tree.stragglers == {0: (BAD,)}
 
 
@@ -140,7 +181,9 @@ def test_what_is_left_out_is_in_the_run_folder(tmp_path: Path):
     grid = grid_of(federation_of(FOUR))
     spoil(grid, BAD, "train", with_entry(math.nan))
     federated(grid, FedAvg(), rounds=2, folder=tmp_path / "run")
-    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    events = [
+        json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()
+    ]
     assert [(event["round"], event["kind"], event["clients"]) for event in events] == [
         (number, "left_out", {"2": "1 of 92 entries are NaN or infinite"}) for number in (1, 2)
     ]
@@ -153,7 +196,9 @@ def test_an_update_that_is_too_large_is_refused_before_it_is_decoded(encoding: s
     words = {"what": "train", "size": 3, "encoding": encoding, "loss": 0.5}
     data = bytes(1000 * expected)
     content = Content.of(wire.record(words, {"update": wire.raw(data, encoding, LAYOUT.size)}))
-    with pytest.raises(UpdateError, match=f"update of {1000 * expected} bytes, expected {expected}"):
+    with pytest.raises(
+        UpdateError, match=f"update of {1000 * expected} bytes, expected {expected}"
+    ):
         read_update(content, LAYOUT.size, LAYOUT.n_parameters, LAYOUT.dtype, 3, {"what": "train"})
 
 
@@ -167,7 +212,10 @@ EVALUATIONS: dict[str, tuple[Change, str]] = {
     "a loss below all others": (worded(losses=[-1e19]), "loss -1e+19 of 20 examples"),
     "negative examples": (worded(examples=[-3]), "of -3 examples"),
     "a loss that sums would overflow": (worded(losses=[1e300]), "loss 1e+300 of 20 examples"),
-    "vectors that nobody asked for": (vectors(more=Array("float32", (1,), RAW, bytes(100))), "vectors of 100 bytes"),
+    "vectors that nobody asked for": (
+        vectors(more=Array("float32", (1,), RAW, bytes(100))),
+        "vectors of 100 bytes",
+    ),
     "more than can be counted": (worded(examples=[2**60]), "of 1152921504606846976 examples"),
     "too many": (worded(scores=[0.5, 0.5]), NOT_LISTS + "[[0.5, 0.5]"),
     "none": (worded(examples=[]), NOT_LISTS),
@@ -193,14 +241,21 @@ def test_a_client_is_scored_on_as_many_examples_as_before(tmp_path: Path):
     told = iter([20, 20, 21])
     spoil(grid, BAD, "evaluate", lambda honest: worded(examples=[next(told)])(honest))
     run = federated(grid, FedAvg(), rounds=3)
-    left_out = [(event["round"], event["clients"]) for event in run.events if event["kind"] == "left_out"]
+    left_out = [
+        (event["round"], event["clients"]) for event in run.events if event["kind"] == "left_out"
+    ]
     assert left_out == [(3, {str(BAD): "scores of [21] examples, expected 20"})]
 
 
 def test_on_its_training_data_it_is_scored_on_all_of_it():
     """Where those scores choose a cluster, as in IFCA."""
     grid = grid_of(federation_of(FOUR))
-    spoil(grid, BAD, "evaluate", lambda honest: worded(examples=[9 for _ in honest["fedclade"]["examples"]])(honest))
+    spoil(
+        grid,
+        BAD,
+        "evaluate",
+        lambda honest: worded(examples=[9 for _ in honest["fedclade"]["examples"]])(honest),
+    )
     run = federated(grid, IFCA(clusters=2), rounds=1, evaluate_every=2)
     assert reasons(run) == {BAD: "scores of [9] examples, expected 24"}
 
@@ -210,11 +265,13 @@ def test_subspaces_that_are_none_are_asked_for_again_and_then_left_out():
         vectors(subspaces=Array("float32", (3,), RAW, bytes(12))),
         vectors(),
         lambda honest: vectors(
-            subspaces=Array("float32", (1,), RAW, torch.full((4 * 6 * 3,), math.nan).numpy().tobytes())
+            subspaces=Array(
+                "float32", (1,), RAW, torch.full((4 * 6 * 3,), math.nan).numpy().tobytes()
+            )
         )(honest),
-        lambda honest: vectors(subspaces=Array("float32", (1,), RAW, torch.full((4 * 6 * 3,), 1e6).numpy().tobytes()))(
-            honest
-        ),
+        lambda honest: vectors(
+            subspaces=Array("float32", (1,), RAW, torch.full((4 * 6 * 3,), 1e6).numpy().tobytes())
+        )(honest),
     ):
         grid = grid_of(federation_of(FOUR), config=ALL_ALLOWED)
         spoil(grid, BAD, "subspaces", change)
@@ -228,7 +285,11 @@ def test_descriptors_that_are_none_are_asked_for_again_and_then_left_out():
     for change in (
         vectors(descriptor=Array("float32", (3,), RAW, bytes(12))),
         vectors(),
-        vectors(descriptor=Array("float32", (shape,), RAW, torch.full((shape,), math.nan).numpy().tobytes())),
+        vectors(
+            descriptor=Array(
+                "float32", (shape,), RAW, torch.full((shape,), math.nan).numpy().tobytes()
+            )
+        ),
     ):
         grid = grid_of(federation_of(FOUR), config=ALL_ALLOWED)
         spoil(grid, BAD, "descriptors", change)
@@ -241,13 +302,29 @@ def test_nobody_who_answers_in_a_round_ends_the_run_and_says_why(tmp_path: Path)
     grid = grid_of(federation_of(FOUR))
     for client in range(4):
         spoil(grid, client, "train", worded(size=0))
-    with pytest.raises(UpdateError, match=r"round 1: nobody answered, .* client 0: size of 0 examples.*3 more like it"):
+    with pytest.raises(
+        UpdateError,
+        match=r"round 1: nobody answered, .* client 0: size of 0 examples.*3 more like it",
+    ):
         federated(grid, FedAvg(), folder=tmp_path / "run")
     assert not (tmp_path / "run").exists()  # nothing is half-written
 
 
 WORDS = st.dictionaries(
-    st.sampled_from(["what", "round", "query", "purpose", "model", "size", "encoding", "loss", "refused", "protocol"]),
+    st.sampled_from(
+        [
+            "what",
+            "round",
+            "query",
+            "purpose",
+            "model",
+            "size",
+            "encoding",
+            "loss",
+            "refused",
+            "protocol",
+        ]
+    ),
     st.one_of(
         st.integers(-(2**63), 2**63 - 1),
         st.floats(),
@@ -265,7 +342,15 @@ WORDS = st.dictionaries(
 @given(words=WORDS, data=st.one_of(st.binary(max_size=64), st.binary(min_size=368, max_size=368)))
 def test_whatever_comes_is_left_out_or_can_be_used(words: dict[str, Any], data: bytes):
     honest = wire.record(
-        {"what": "train", "round": 1, "query": 0, "purpose": "train", "size": 9, "encoding": "float32", "loss": 0.5},
+        {
+            "what": "train",
+            "round": 1,
+            "query": 0,
+            "purpose": "train",
+            "size": 9,
+            "encoding": "float32",
+            "loss": 0.5,
+        },
         {"update": wire.raw(data, "float32", LAYOUT.size)},
     )
     expected = {"what": "train", "round": 1, "query": 0, "purpose": "train"}
@@ -282,21 +367,31 @@ def test_whatever_comes_is_left_out_or_can_be_used(words: dict[str, Any], data: 
     assert why.isprintable()
 
 
-NUMBERS = st.one_of(st.floats(), st.integers(-(2**63), 2**63 - 1), st.text(max_size=5), st.booleans())
-COLUMN = st.one_of(NUMBERS, st.lists(st.floats(-0.5, 1.5), max_size=3), st.lists(st.integers(-1, 9), max_size=3))
+NUMBERS = st.one_of(
+    st.floats(), st.integers(-(2**63), 2**63 - 1), st.text(max_size=5), st.booleans()
+)
+COLUMN = st.one_of(
+    NUMBERS, st.lists(st.floats(-0.5, 1.5), max_size=3), st.lists(st.integers(-1, 9), max_size=3)
+)
 
 
 @settings(max_examples=100)
 @given(scores=COLUMN, losses=COLUMN, examples=COLUMN, count=st.integers(1, 3))
-def test_whatever_scores_come_they_are_scores_or_none(scores: Any, losses: Any, examples: Any, count: int):
+def test_whatever_scores_come_they_are_scores_or_none(
+    scores: Any, losses: Any, examples: Any, count: int
+):
     values = {"scores": scores, "losses": losses, "examples": examples}
     why, found = "", list[Scores]()
     try:
-        found = read_scores(Content.of(worded(**values)(wire.record({}))), count, FittedTask().metrics)
+        found = read_scores(
+            Content.of(worded(**values)(wire.record({}))), count, FittedTask().metrics
+        )
     except UpdateError as error:
         why = str(error)
     assert len(found) == (0 if why else count)
-    assert all(0 <= accuracy <= 1 and math.isfinite(loss) and n >= 1 for (accuracy,), loss, n in found)
+    assert all(
+        0 <= accuracy <= 1 and math.isfinite(loss) and n >= 1 for (accuracy,), loss, n in found
+    )
     assert len(why) < 400
 
 
@@ -314,7 +409,9 @@ def test_an_error_by_the_superlink_belongs_to_the_question_that_it_answers():
         return error
 
     grid.nodes[node_of(BAD)].app = failing
-    assert reasons(federated(grid, FedAvg(), rounds=1)) == {BAD: "error 3: the message is no longer there"}
+    assert reasons(federated(grid, FedAvg(), rounds=1)) == {
+        BAD: "error 3: the message is no longer there"
+    }
 
 
 def test_a_client_app_that_breaks_is_left_out():
@@ -336,7 +433,8 @@ def test_a_client_that_shares_no_secret_sends_no_initial_model(tmp_path: Path):
     for client in range(4):
         spoil(grid, client, "initial", vectors())
     with pytest.raises(
-        UpdateError, match=r"no client sent the initial model: client 0: there is no vector '0'.*client 3"
+        UpdateError,
+        match=r"no client sent the initial model: client 0: there is no vector '0'.*client 3",
     ):
         federated(grid, FedAvg(), permute=True)
 
@@ -345,7 +443,9 @@ def test_the_first_that_sends_an_initial_model_is_enough(tmp_path: Path):
     (tmp_path / "secret").write_text("ab" * 32)
     grid = grid_of(federation_of(FOUR), config={"secret-file": str(tmp_path / "secret")})
     spoil(grid, 0, "initial", lambda honest: wire.refusal("not by me"))
-    assert federated(grid, IFCA(clusters=2), permute=True, rounds=2).summary["clusters"]["found"] >= 1
+    assert (
+        federated(grid, IFCA(clusters=2), permute=True, rounds=2).summary["clusters"]["found"] >= 1
+    )
 
 
 def initially(models: dict[str, Array], digest: str | None = None) -> Change:
@@ -367,7 +467,9 @@ LIES: dict[str, Change] = {
     "NaN": initially(model_of(math.nan)),
     "huge": initially(model_of(1e30)),
     "another, of its own": initially(model_of(7.0)),
-    "another than said": lambda honest: vectors(**model_of(7.0))(honest) if "vectors" in honest else honest,
+    "another than said": lambda honest: (
+        vectors(**model_of(7.0))(honest) if "vectors" in honest else honest
+    ),
     "too long": initially({"0": wire.raw_vector(torch.zeros(9 * LAYOUT.size))}),
     "of another length": initially({"0": wire.raw_vector(torch.zeros(3))}),
     "one too many": initially({**model_of(7.0), "1": wire.raw_vector(torch.zeros(1))}),
@@ -395,7 +497,9 @@ def test_who_draws_another_initial_model_is_named(tmp_path: Path, caplog: pytest
     with caplog.at_level(logging.WARNING, "fedclade"):
         federated(grid, FedAvg(), permute=True, rounds=1)
     (told,) = [message for message in caplog.messages if "initial model" in message]
-    assert told.startswith("3 of 4 clients draw the same initial model, which is taken; clients 1 draw another")
+    assert told.startswith(
+        "3 of 4 clients draw the same initial model, which is taken; clients 1 draw another"
+    )
 
 
 def test_models_that_clients_keep_are_never_sent():
@@ -425,9 +529,18 @@ def test_who_has_lost_its_model_is_sent_the_initial_one_again(tmp_path: Path):
 def test_a_stream_leaves_out_whom_it_must_too():
     grid = grid_of(federation_of(FOUR))
     spoil(grid, BAD, "train", with_entry(math.nan))
-    run = federated(grid, CFL_OF_TWO, rounds=3, signature=Signature(kind="projected", dim=LAYOUT.size), stream=True)
+    run = federated(
+        grid,
+        CFL_OF_TWO,
+        rounds=3,
+        signature=Signature(kind="projected", dim=LAYOUT.size),
+        stream=True,
+    )
     assert list(reasons(run)) == [BAD]
-    assert {frozenset(leaf.members) for leaf in run.tree.leaves} == {frozenset({0}), frozenset({1, 3})}
+    assert {frozenset(leaf.members) for leaf in run.tree.leaves} == {
+        frozenset({0}),
+        frozenset({1, 3}),
+    }
 
 
 def test_what_travels_is_counted():
@@ -440,4 +553,6 @@ def test_what_travels_is_counted():
     for node in grid.nodes.values():
         node.app = app_of(federation, encoding="int8")
     small = federated(grid, FedAvg(), rounds=2)
-    assert small.summary["bytes_up"] == 2 * 4 * encoded_bytes(LAYOUT.size, "int8", LAYOUT.n_parameters)
+    assert small.summary["bytes_up"] == 2 * 4 * encoded_bytes(
+        LAYOUT.size, "int8", LAYOUT.n_parameters
+    )

@@ -11,7 +11,12 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.common.serde import message_to_proto
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree, PullObjectRequest, PullObjectResponse
+from flwr.proto.message_pb2 import (
+    ConfirmMessageReceivedRequest,
+    ObjectTree,
+    PullObjectRequest,
+    PullObjectResponse,
+)
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.proto.runtime_pb2 import (
     GetNodesRequest,
@@ -95,7 +100,9 @@ class SuperLink:
         if content is None:
             return PullObjectResponse(object_found=False, object_available=False)
         self.fetched += len(content)
-        return PullObjectResponse(object_found=True, object_available=content != b"", object_content=content)
+        return PullObjectResponse(
+            object_found=True, object_available=content != b"", object_content=content
+        )
 
     def ConfirmMessageReceived(self, request: ConfirmMessageReceivedRequest) -> None:  # noqa: N802
         pass
@@ -175,7 +182,10 @@ SPOILT: dict[str, tuple[Callable[[Parcel], Parcel], str]] = {
     "a malformed array": (cut("Array"), "cannot be read: "),
     "a malformed dictionary": (cut("RecordDict"), "cannot be read: "),
     "no head": (headless, "cannot be read: ValueError"),
-    "an answer that is announced and does not come": (unknown, "a part of the answer was announced, and did not come"),
+    "an answer that is announced and does not come": (
+        unknown,
+        "a part of the answer was announced, and did not come",
+    ),
     "a tree of many objects": (deep, "the answer is in more than 64 pieces"),
 }
 
@@ -217,7 +227,9 @@ def test_repeated_pieces_are_counted_before_they_are_unpacked():
 
 def larger(parcel: Parcel) -> Parcel:
     """Send forty pieces of 1 MiB each."""
-    pieces = {sha256(bytes([k])).hexdigest(): b"ArrayChunk  1048576\0" + bytes(2**20) for k in range(40)}
+    pieces = {
+        sha256(bytes([k])).hexdigest(): b"ArrayChunk  1048576\0" + bytes(2**20) for k in range(40)
+    }
     trees = [ObjectTree(object_id=name) for name in pieces]
     tree = ObjectTree(object_id=parcel.tree.object_id, children=[*trees, *parcel.tree.children])
     return Parcel(parcel.message, tree, {**parcel.contents, **pieces})
@@ -252,8 +264,14 @@ def test_words_are_few_also_where_vectors_may_be_long():
 
 def test_who_announces_an_answer_and_does_not_send_it_holds_up_nobody():
     """It is too late like everybody who is; the others' answers are there before."""
-    superlink = SuperLink({8: lambda parcel: Parcel(parcel.message, parcel.tree, dict.fromkeys(parcel.contents, b""))})
-    assert {node: said(answer) for node, answer in ask(superlink).items()} == {7: 7, 9: 9, 8: TOO_LATE}
+    superlink = SuperLink(
+        {8: lambda parcel: Parcel(parcel.message, parcel.tree, dict.fromkeys(parcel.contents, b""))}
+    )
+    assert {node: said(answer) for node, answer in ask(superlink).items()} == {
+        7: 7,
+        9: 9,
+        8: TOO_LATE,
+    }
 
 
 def test_what_arrives_piece_by_piece_is_taken_when_it_is_whole():
@@ -297,9 +315,17 @@ def test_of_any_other_grid_one_that_cannot_be_read_costs_only_its_own():
 
 def test_an_array_more_than_was_asked_for_is_not_taken():
     def more(parcel: Parcel) -> Parcel:
-        arrays = ArrayRecord({"update": Array("float32", (2 * LENGTH,), wire.RAW, bytes(8 * LENGTH))})
+        arrays = ArrayRecord(
+            {"update": Array("float32", (2 * LENGTH,), wire.RAW, bytes(8 * LENGTH))}
+        )
         return Parcel.of(
-            Message(RecordDict({**parcel.message.content, "vectors": arrays}), reply_to=_question_of(parcel))
+            Message(
+                RecordDict({**parcel.message.content, "vectors": arrays}),
+                reply_to=_question_of(parcel),
+            )
         )
 
-    assert said(ask(SuperLink({8: more}))[8]) == f"vectors of {8 * LENGTH} bytes, at most {4 * LENGTH} were asked for"
+    assert (
+        said(ask(SuperLink({8: more}))[8])
+        == f"vectors of {8 * LENGTH} bytes, at most {4 * LENGTH} were asked for"
+    )

@@ -18,7 +18,14 @@ from fedclade.core import DataQuery, PolicyError, plugins
 from fedclade.flower import kinds
 from fedclade.flower.kinds import KINDS, allowable, check_travels, register_query
 from fedclade.flower.policy import Policy
-from fedclade.flower.row_messages import largest_reply, read_query, read_row, reply_with, values_of, vectors_of
+from fedclade.flower.row_messages import (
+    largest_reply,
+    read_query,
+    read_row,
+    reply_with,
+    values_of,
+    vectors_of,
+)
 from fedclade.flower.wire import Content, record
 from tests.flower.grids import federated, grid_of, handler_of
 from tests.flower.test_client_handler import ask
@@ -75,7 +82,11 @@ def test_a_query_arrives_as_it_was_sent():
 def test_the_messages_of_built_in_kinds_are_what_they_were():
     model = torch.zeros(3)
     assert values_of(SubspaceQuery([0], 3, True)) == {"vectors": 3, "per_label": True}
-    assert values_of(ShiftQuery([0], 2, 0.2, False)) == {"round": 2, "share": 0.2, "by_label": False}
+    assert values_of(ShiftQuery([0], 2, 0.2, False)) == {
+        "round": 2,
+        "share": 0.2,
+        "by_label": False,
+    }
     descriptor = DescriptorQuery([0], model, 7, 4)
     assert values_of(descriptor) == {"seed": 7, "components": 4, "per_label": True}
     assert list(vectors_of(descriptor)) == ["model"]
@@ -117,7 +128,11 @@ QUERY = Fields([0], 4, torch.zeros(1), 0.5, "")
         (record({"round": 4, "fields": float("nan")}), (), "fields that no client's data has"),
         (record({"round": 4}), (2,), "there is no vector 'fields'"),
         (reply_with(QUERY, torch.zeros(3)), (2,), "fields of 12 bytes, expected 8"),
-        (reply_with(QUERY, torch.tensor([1.0, float("inf")])), (2,), "fields that no client's data has"),
+        (
+            reply_with(QUERY, torch.tensor([1.0, float("inf")])),
+            (2,),
+            "fields that no client's data has",
+        ),
         (reply_with(QUERY, torch.zeros(2)), (), "1 vectors that nobody asked for"),
     ],
 )
@@ -134,7 +149,9 @@ def test_numbers_of_a_type_that_cannot_hold_them_are_refused():
         dtype = torch.bool
 
     whole = Whole([0], 4, torch.zeros(1), 0.5, "")
-    with pytest.raises(UpdateError, match=r"fields 9223372036854775808 is no number of type torch\.int64"):
+    with pytest.raises(
+        UpdateError, match=r"fields 9223372036854775808 is no number of type torch\.int64"
+    ):
         read_row(whole, Content({"round": 4, "fields": 2**63}), ())
     bits = Bits([0], 4, torch.zeros(1), 0.5, "")
     with pytest.raises(UpdateError, match="fields should be a vector of 0 and 1, got 7"):
@@ -143,7 +160,9 @@ def test_numbers_of_a_type_that_cannot_hold_them_are_refused():
 
 def test_a_query_with_impossible_values_is_refused():
     content = Content({"round": 1, "share": 3.0, "by_label": True})
-    with pytest.raises(UpdateError, match=r"asked for shifts that are not possible: .* in \[0, 2\], got 3"):
+    with pytest.raises(
+        UpdateError, match=r"asked for shifts that are not possible: .* in \[0, 2\], got 3"
+    ):
         read_query(ShiftQuery, 0, content, lambda name: torch.zeros(1))
 
 
@@ -208,7 +227,9 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
         "misnamed": EntryPoint("misnamed", "queries_of_a_package:Fields", group),
     }
     original = plugins.installed
-    monkeypatch.setattr(kinds, "installed", lambda kind: points if kind == "queries" else original(kind))
+    monkeypatch.setattr(
+        kinds, "installed", lambda kind: points if kind == "queries" else original(kind)
+    )
 
 
 @pytest.mark.usefixtures("installed")
@@ -222,7 +243,9 @@ def test_a_kind_of_an_installed_package_is_loaded_if_a_policy_allows_it():
 
 @pytest.mark.usefixtures("installed")
 def test_an_entry_point_has_the_name_of_its_kind():
-    with pytest.raises(ConfigError, match=r"entry point 'misnamed' of fedclade\.queries names .* 'fields'"):
+    with pytest.raises(
+        ConfigError, match=r"entry point 'misnamed' of fedclade\.queries names .* 'fields'"
+    ):
         Policy(allow=("misnamed",))
 
 
@@ -238,7 +261,10 @@ def test_a_reply_reads_the_clients_own_model_and_counts_in_its_policy(tmp_path: 
 def test_a_client_with_few_examples_refuses_rows_that_need_many(tmp_path: Any):
     register_query(Fields)
     client = handler_of(policy=Policy(allow=("fields",), min_part=30))
-    with pytest.raises(PolicyError, match="forbids fields of 24 training examples, of which there must be at least 30"):
+    with pytest.raises(
+        PolicyError,
+        match="forbids fields of 24 training examples, of which there must be at least 30",
+    ):
         ask(client, "fields", round=1, share=0.5, word="", is_single=True)
 
 
@@ -257,5 +283,7 @@ def test_another_class_of_data_queries_cannot_be_put_over_a_network():
         def step(self, state, cohort, clients, this_round):
             clients.ask(Whole(cohort))
 
-    with pytest.raises(ConfigError, match=r"a Whole cannot be put over a network; make it a subclass"):
+    with pytest.raises(
+        ConfigError, match=r"a Whole cannot be put over a network; make it a subclass"
+    ):
         federated(grid_of(federation_of([0, 0])), Puts(), rounds=1)

@@ -27,7 +27,9 @@ BAD = 2
 ROUNDS = 3
 
 
-def spoil_evaluations(grid: LocalGrid, client: int, first: int, change: Callable[[RecordDict], RecordDict]) -> None:
+def spoil_evaluations(
+    grid: LocalGrid, client: int, first: int, change: Callable[[RecordDict], RecordDict]
+) -> None:
     """Let a client answer all evaluations from the n-th wrongly."""
     node = grid.nodes[node_of(client)]
     honest, asked = node.app, 0
@@ -52,7 +54,9 @@ def late(honest: RecordDict) -> RecordDict:
 
 
 @pytest.mark.parametrize(
-    ("first", "change"), [(1, late), (ROUNDS, worded(losses=[1e300]))], ids=["never", "a lie in the last round"]
+    ("first", "change"),
+    [(1, late), (ROUNDS, worded(losses=[1e300]))],
+    ids=["never", "a lie in the last round"],
 )
 def test_a_client_that_is_late_or_lies_in_the_last_evaluation_ends_nothing(
     first: int, change: Callable[[RecordDict], RecordDict], tmp_path: Path
@@ -64,7 +68,9 @@ def test_a_client_that_is_late_or_lies_in_the_last_evaluation_ends_nothing(
     assert sorted(row["client"] for row in run.client_rows if row["round"] == ROUNDS) == [0, 1, 3]
     assert sorted(run.tree.leaf_of) == [0, 1, 2, 3]
     assert math.isfinite(run.summary["accuracy"]["mean"])
-    show(federated(grid, CFL_OF_TWO, rounds=ROUNDS + 1, folder=folder))  # a run that goes on ends as well
+    show(
+        federated(grid, CFL_OF_TWO, rounds=ROUNDS + 1, folder=folder)
+    )  # a run that goes on ends as well
     command("report", folder)
 
 
@@ -73,7 +79,9 @@ def command(name: str, *folders: Path) -> None:
     assert result.exception is None, result.output
 
 
-def test_nobody_who_tells_how_it_fares_ends_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_nobody_who_tells_how_it_fares_ends_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     grid, folder = grid_of(federation_of(FOUR)), tmp_path / "run"
     for client in range(4):
         spoil_evaluations(grid, client, 1, late)
@@ -82,8 +90,13 @@ def test_nobody_who_tells_how_it_fares_ends_nothing(tmp_path: Path, capsys: pyte
     assert run.client_rows == []
     assert run.summary["accuracy"]["mean"] is None
     assert "no score: no client was evaluated" in capsys.readouterr().out
-    assert {frozenset(leaf.members) for leaf in run.tree.leaves} == {frozenset({0, 2}), frozenset({1, 3})}
+    assert {frozenset(leaf.members) for leaf in run.tree.leaves} == {
+        frozenset({0, 2}),
+        frozenset({1, 3}),
+    }
     assert json.loads((folder / "summary.json").read_text())["rounds"] == ROUNDS
-    show(federated(grid, CFL_OF_TWO, rounds=ROUNDS + 1, folder=folder))  # a run that goes on ends as well
+    show(
+        federated(grid, CFL_OF_TWO, rounds=ROUNDS + 1, folder=folder)
+    )  # a run that goes on ends as well
     show(Run.load(folder))
     command("report", folder)

@@ -26,7 +26,10 @@ NAMES = RecordKind[list[str]](
 OTHERS = [
     ('{"format": 2, "names": []}', "format 2, expected 1"),
     ('{"format": true, "names": []}', "format True, expected 1"),
-    ('{"format": 1, "names": [], "more": 1}', r"it has \['format', 'more', 'names'\], expected \['format', 'names'\]"),
+    (
+        '{"format": 1, "names": [], "more": 1}',
+        r"it has \['format', 'more', 'names'\], expected \['format', 'names'\]",
+    ),
     ("[" * 100_000, "RecursionError"),
 ]
 """Damaged records, and what is said of them."""
@@ -54,23 +57,33 @@ def test_without_a_folder_it_is_in_the_state_and_in_memory():
 def test_a_folder_in_place_of_the_file_is_a_damaged_record(tmp_path: Path):
     (tmp_path / "names.json").mkdir()
     with pytest.raises(
-        PolicyError, match=r"names.json, the list of names, is damaged, so no name leaves; .*IsADirectory"
+        PolicyError,
+        match=r"names.json, the list of names, is damaged, so no name leaves; .*IsADirectory",
     ):
         LastingRecord(tmp_path, NAMES).read()
 
 
 @pytest.mark.parametrize(
     ("text", "why"),
-    [("{", "JSONDecodeError"), ("[]", "AttributeError"), ('{"format": 1}', r"it has \['format'\]"), *OTHERS],
+    [
+        ("{", "JSONDecodeError"),
+        ("[]", "AttributeError"),
+        ('{"format": 1}', r"it has \['format'\]"),
+        *OTHERS,
+    ],
 )
 def test_a_damaged_record_is_an_error_that_says_what_follows(text: str, why: str, tmp_path: Path):
     (tmp_path / "names.json").write_text(text)
-    with pytest.raises(PolicyError, match=rf"names.json, the list of names, is damaged, so no name leaves; .*{why}"):
+    with pytest.raises(
+        PolicyError, match=rf"names.json, the list of names, is damaged, so no name leaves; .*{why}"
+    ):
         LastingRecord(tmp_path, NAMES).read()
     state = RecordDict()
     LastingRecord(None, NAMES).write(["ada"], state)
     state.config_records["fedclade.names"]["record"] = text
-    with pytest.raises(PolicyError, match=rf"Flower's state of this client, the list of names, is damaged, .*{why}"):
+    with pytest.raises(
+        PolicyError, match=rf"Flower's state of this client, the list of names, is damaged, .*{why}"
+    ):
         LastingRecord(None, NAMES).read(state)
 
 

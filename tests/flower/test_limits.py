@@ -65,12 +65,17 @@ def test_a_client_that_claims_very_many_examples_weighs_no_more_than_the_limit()
     run = federated(grid, FedAvg(), rounds=1, network=network_of(grid, largest_weight=2.0))
     assert reasons(run) == {}
     model = Layout.of(perceptron()).flatten(perceptron())
-    alone = [federated(only_one(client), FedAvg(), rounds=1).tree.nodes[0].params - model for client in range(5)]
+    alone = [
+        federated(only_one(client), FedAvg(), rounds=1).tree.nodes[0].params - model
+        for client in range(5)
+    ]
     weights = [1.0, 1.0, -2.0, 1.0, 1.0]
     expected = model + sum(w * each for w, each in zip(weights, alone, strict=True)) / 6
     torch.testing.assert_close(run.tree.nodes[0].params, expected, rtol=0, atol=1e-6)
     # Without the limit its update is all there is.
-    without = federated(lying_grid(scaled(-1.0), size=10**9), FedAvg(), rounds=1, network=open_network(grid))
+    without = federated(
+        lying_grid(scaled(-1.0), size=10**9), FedAvg(), rounds=1, network=open_network(grid)
+    )
     torch.testing.assert_close(
         without.tree.nodes[0].params, model - alone[BAD], rtol=0, atol=1e-5
     )  # it is all there is
@@ -89,7 +94,9 @@ def test_a_size_is_that_of_the_introduction():
     grid = grid_of(federation_of(ONE_CLUSTER))
     spoil(grid, BAD, "train", worded(size=10**9))
     run = federated(grid, FedAvg(), rounds=1)
-    assert reasons(run) == {BAD: "update from 1000000000 training examples, expected 24 by what it joined with"}
+    assert reasons(run) == {
+        BAD: "update from 1000000000 training examples, expected 24 by what it joined with"
+    }
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -97,7 +104,9 @@ def test_a_size_is_that_of_the_introduction():
     ("change", "told"), [(scaled(1000.0), ""), (of_length(1e17), "norm 1e+17"), (scaled(-1e9), "")]
 )
 def test_an_update_that_is_far_too_long_is_left_out(change: Change, told: str, stream: bool):
-    settings: dict[str, Any] = {"signature": Signature(kind="projected", dim=64), "stream": True} if stream else {}
+    settings: dict[str, Any] = (
+        {"signature": Signature(kind="projected", dim=64), "stream": True} if stream else {}
+    )
     run = federated(lying_grid(change), FedAvg(), rounds=3, **settings)
     assert list(reasons(run)) == [BAD]
     assert "more than 20 times" in reasons(run)[BAD]
@@ -128,7 +137,10 @@ def test_honest_clients_do_not_notice(algorithm: Any):
 def test_a_robust_rule_needs_no_limits():
     """A client that sends −1,000 times its update moves the median no further than its going would."""
     federation, loud = federation_of(ONE_CLUSTER), lying_grid(scaled(-1000.0))
-    open_, median = Aggregation(rule="mean", clip_above=math.inf), Aggregation(rule="median", clip_above=math.inf)
+    open_, median = (
+        Aggregation(rule="mean", clip_above=math.inf),
+        Aggregation(rule="median", clip_above=math.inf),
+    )
     far = federated(loud, FedAvg(), rounds=2, network=open_network(loud), aggregate=open_)
     loud = lying_grid(scaled(-1000.0))
     near = federated(loud, FedAvg(), rounds=2, network=open_network(loud), aggregate=median)
@@ -141,7 +153,9 @@ def test_an_update_ten_times_as_long_is_shortened():
     run = federated(lying_grid(scaled(-10.0)), FedAvg(), rounds=2)
     limited = [event["clients"] for event in run.events if event["kind"] == "limited"]
     assert [list(clients) for clients in limited] == [[str(BAD)]] * 2
-    assert all("shortened to 2 times its cluster's median" in clients[str(BAD)] for clients in limited)
+    assert all(
+        "shortened to 2 times its cluster's median" in clients[str(BAD)] for clients in limited
+    )
     assert reasons(run) == {}
 
 
@@ -152,5 +166,7 @@ def test_what_aggregate_says_wins_over_the_network():
 
 
 def test_limits_are_checked():
-    with pytest.raises(ConfigError, match=r"(?s)largest_weight .*at least 1, got 0.5.*largest_norm .*at least 1"):
+    with pytest.raises(
+        ConfigError, match=r"(?s)largest_weight .*at least 1, got 0.5.*largest_norm .*at least 1"
+    ):
         Network(largest_weight=0.5, largest_norm=0.0)

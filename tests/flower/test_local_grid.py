@@ -10,7 +10,12 @@ from fedclade.flower import LocalGrid, LocalNode, wire
 
 
 def question(node: int, **words: Any) -> Message:
-    return Message(wire.record(words, {"model": wire.raw_vector(torch.arange(3.0))}), node, "train", group_id="4")
+    return Message(
+        wire.record(words, {"model": wire.raw_vector(torch.arange(3.0))}),
+        node,
+        "train",
+        group_id="4",
+    )
 
 
 def test_a_node_answers_with_its_config_and_the_run_config():
@@ -52,7 +57,10 @@ def test_state_lasts_from_one_message_to_the_next():
         return Message(wire.record({"before": counted}), reply_to=message)
 
     grid = LocalGrid({7: LocalNode(app)})
-    found = [next(iter(grid.send_and_receive([question(7)]))).content["fedclade"]["before"] for _ in range(3)]
+    found = [
+        next(iter(grid.send_and_receive([question(7)]))).content["fedclade"]["before"]
+        for _ in range(3)
+    ]
     assert found == [0, 1, 2]
 
 
@@ -63,12 +71,17 @@ def test_who_is_gone_or_breaks_is_an_error_reply():
     grid = LocalGrid({7: LocalNode(broken), 8: LocalNode(broken, connected=False)})
     assert list(grid.get_node_ids()) == [7]
     failed, gone, never = grid.send_and_receive([question(7), question(8), question(9)])
-    assert (failed.error.code, failed.error.reason) == (ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "ValueError: no")
+    assert (failed.error.code, failed.error.reason) == (
+        ErrorCode.CLIENT_APP_RAISED_EXCEPTION,
+        "ValueError: no",
+    )
     assert gone.error.code == never.error.code == ErrorCode.NODE_UNAVAILABLE
 
 
 def test_an_answer_is_given_once():
-    grid = LocalGrid({7: LocalNode(lambda message, context: Message(message.content, reply_to=message))})
+    grid = LocalGrid(
+        {7: LocalNode(lambda message, context: Message(message.content, reply_to=message))}
+    )
     (sent,) = grid.push_messages([question(7)])
     assert len(list(grid.pull_messages([sent, "never sent"]))) == 1
     assert list(grid.pull_messages([sent])) == []

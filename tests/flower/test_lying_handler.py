@@ -22,7 +22,9 @@ SETTINGS = {"rounds": 3, "local": LOCAL, "seed": 1}
 def both(adversary, algorithm, federation=FEDERATION, model=perceptron, **settings):
     """Return a simulation, and the same over a grid."""
     settings = {**SETTINGS, "aggregate": FREE, **settings}
-    simulated = simulate(algorithm, model, federation, engine="loop", adversary=adversary, **settings)
+    simulated = simulate(
+        algorithm, model, federation, engine="loop", adversary=adversary, **settings
+    )
     grid = grid_of(federation, model, ALL_ALLOWED)
     for client in simulated.summary["adversary"]["ids"]:
         grid.nodes[node_of(client)].app = app_of(federation, model, adversary=adversary)
@@ -35,13 +37,18 @@ SPLITS = CFL(split_rounds=(2,), eps2=1e-6)
 @pytest.mark.parametrize(
     ("kind", "algorithm"),
     [
-        *((kind, SPLITS) for kind in ("label_flip", "sign_flip", "scaled", "gaussian", "false_size", "sybil")),
+        *(
+            (kind, SPLITS)
+            for kind in ("label_flip", "sign_flip", "scaled", "gaussian", "false_size", "sybil")
+        ),
         ("gaussian", ReplicatedCFL(level=0.5, check_every=3)),
     ],
 )
 def test_a_lie_is_the_same_as_in_a_simulation(kind, algorithm):
     simulated, run = both(Adversary(kind=kind, share=0.2), algorithm)
-    assert [node.members for node in run.tree.nodes] == [node.members for node in simulated.tree.nodes]
+    assert [node.members for node in run.tree.nodes] == [
+        node.members for node in simulated.tree.nodes
+    ]
     for mine, theirs in zip(run.tree.nodes, simulated.tree.nodes, strict=True):
         torch.testing.assert_close(mine.model, theirs.model, rtol=1e-5, atol=1e-6)
 
@@ -59,17 +66,23 @@ STATING = {
 def test_a_false_statement_is_the_same_as_in_a_simulation(lie):
     adversary = Adversary(lies=lie, kind="sign_flip" if lie == "signatures" else "", share=0.2)
     simulated, run = both(adversary, STATING[lie])
-    assert [node.members for node in run.tree.nodes] == [node.members for node in simulated.tree.nodes]
+    assert [node.members for node in run.tree.nodes] == [
+        node.members for node in simulated.tree.nodes
+    ]
     for mine, theirs in zip(run.tree.nodes, simulated.tree.nodes, strict=True):
         torch.testing.assert_close(mine.model, theirs.model, rtol=1e-5, atol=1e-6)
     told = [[event["kind"] for event in found.events] for found in (run, simulated)]
     assert told[0] == told[1]
 
 
-@pytest.mark.parametrize("algorithm", [FLUX(th_round=-1.0, earliest=1, latest=1), FlexCFL(groups=2, by_label=True)])
+@pytest.mark.parametrize(
+    "algorithm", [FLUX(th_round=-1.0, earliest=1, latest=1), FlexCFL(groups=2, by_label=True)]
+)
 def test_flipped_labels_are_described_and_counted_as_in_a_simulation(algorithm):
     simulated, run = both(Adversary(kind="label_flip", share=0.2), algorithm)
-    assert [node.members for node in run.tree.nodes] == [node.members for node in simulated.tree.nodes]
+    assert [node.members for node in run.tree.nodes] == [
+        node.members for node in simulated.tree.nodes
+    ]
     for mine, theirs in zip(run.tree.nodes, simulated.tree.nodes, strict=True):
         torch.testing.assert_close(mine.model, theirs.model, rtol=1e-5, atol=1e-6)
 
@@ -82,14 +95,18 @@ def test_sums_of_a_client_that_poisons_its_data_are_those_of_poisoned_data():
     honest = ClientHandler(federation.alone(0), perceptron, task=task)
     assert handler._sums.labels.tolist() == honest._sums.labels.tolist()[::-1]
     assert handler._sums.labels.tolist() != honest._sums.labels.tolist()
-    false = LyingHandler(federation.alone(0), perceptron, adversary=Adversary(lies="statistics"), task=task)
+    false = LyingHandler(
+        federation.alone(0), perceptron, adversary=Adversary(lies="statistics"), task=task
+    )
     assert sorted(false._sums.labels.tolist())[:-1] == [0] * (len(false._sums.labels) - 1)
 
 
 def test_a_false_size_is_not_told_of_equal_parts_as_the_server_knows_how_large_they_are():
     federation = federation_of((0, 1, 0, 1, 0, 1), sizes=[61] * 6)
     grid = grid_of(federation, perceptron)
-    grid.nodes[node_of(2)].app = app_of(federation, perceptron, adversary=Adversary(kind="false_size"))
+    grid.nodes[node_of(2)].app = app_of(
+        federation, perceptron, adversary=Adversary(kind="false_size")
+    )
     run = federated(grid, ReplicatedCFL(level=0.5, check_every=9), **{**SETTINGS, "rounds": 4})
     assert reasons(run) == {}
     (limited,) = [event for event in run.events if event["kind"] == "limited"]
@@ -114,7 +131,9 @@ def test_a_backdoor_needs_no_others():
 def test_flipped_labels_are_trained_on_with_columns_that_all_clients_scaled():
     """Another federation than the one at hand is trained on then, and it is poisoned again."""
     federation = federation_of((0, 0))
-    handler = LyingHandler(federation.alone(0), perceptron, adversary=Adversary(kind="label_flip", share=1.0))
+    handler = LyingHandler(
+        federation.alone(0), perceptron, adversary=Adversary(kind="label_flip", share=1.0)
+    )
     held = handler._held(federation.alone(1))
     assert held.in_round(-1).ids == (1,)
 
@@ -122,9 +141,18 @@ def test_flipped_labels_are_trained_on_with_columns_that_all_clients_scaled():
 @pytest.mark.parametrize(
     ("adversary", "told"),
     [
-        (Adversary(kind="alie"), "adversary.kind should be one that needs no other clients, .* got 'alie'"),
-        (Adversary(), "adversary.kind should be one that needs no other clients, where each is alone, got ''"),
-        (Adversary(kind="sign_flip", sleeper=True), "adversary.sleeper should be false over a network; set from_round"),
+        (
+            Adversary(kind="alie"),
+            "adversary.kind should be one that needs no other clients, .* got 'alie'",
+        ),
+        (
+            Adversary(),
+            "adversary.kind should be one that needs no other clients, where each is alone, got ''",
+        ),
+        (
+            Adversary(kind="sign_flip", sleeper=True),
+            "adversary.sleeper should be false over a network; set from_round",
+        ),
     ],
 )
 def test_what_a_client_cannot_know_is_refused(adversary, told):
@@ -140,7 +168,14 @@ def test_data_that_cannot_be_poisoned_is_named():
 
 def test_the_liars_of_a_simulation_are_known_beforehand():
     task, adversary = Task().of(FEDERATION.pool.schema), Adversary(kind="sign_flip", share=0.2)
-    found = simulate("fedavg", perceptron, FEDERATION, engine="loop", adversary=adversary, **{**SETTINGS, "rounds": 1})
+    found = simulate(
+        "fedavg",
+        perceptron,
+        FEDERATION,
+        engine="loop",
+        adversary=adversary,
+        **{**SETTINGS, "rounds": 1},
+    )
     drawn = Adversaries.drawn(adversary, FEDERATION, task, SETTINGS["seed"])
     assert drawn is not None
     assert found.summary["adversary"]["ids"] == sorted(drawn.lying.liars)

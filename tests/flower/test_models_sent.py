@@ -22,9 +22,13 @@ RATES = torch.full((3, 2), 0.5, dtype=torch.float64)
 
 
 def content(**changes) -> Content:
-    query = UpdateQuery([1], "train", MODELS, [0], Round(1, LocalTraining()), mixture=Mixture(True, RATES))
+    query = UpdateQuery(
+        [1], "train", MODELS, [0], Round(1, LocalTraining()), mixture=Mixture(True, RATES)
+    )
     [vectors] = ModelsSent.of(query).vectors.values()
-    return Content(as_values(query) | changes, {name: array.data for name, array in vectors.items()})
+    return Content(
+        as_values(query) | changes, {name: array.data for name, array in vectors.items()}
+    )
 
 
 def test_all_models_and_rates_are_sent_and_read():
@@ -33,14 +37,20 @@ def test_all_models_and_rates_are_sent_and_read():
     assert mixture.by_label
     assert torch.equal(mixture.rates, RATES)
     assert read_mixture(Content({}), 2) == ([], None)
-    assert cost_of("train", Content({"own": False, "replicates": 1, **content().values})).releases == 3
+    assert (
+        cost_of("train", Content({"own": False, "replicates": 1, **content().values})).releases == 3
+    )
 
 
 def test_what_cannot_be_a_mixture_is_refused():
     for models in (-1, 10**9):
-        with pytest.raises(UpdateError, match=f"asked about a mixture of {models} models, got 4 vectors"):
+        with pytest.raises(
+            UpdateError, match=f"asked about a mixture of {models} models, got 4 vectors"
+        ):
             read_mixture(content(mixture=models), 2)
-    with pytest.raises(UpdateError, match="asked how common labels are, and its examples do not have one each"):
+    with pytest.raises(
+        UpdateError, match="asked how common labels are, and its examples do not have one each"
+    ):
         read_mixture(content(), None)
     with pytest.raises(UpdateError, match=r"rates of 48 bytes, expected 24"):
         read_mixture(content(), 1)
@@ -56,7 +66,12 @@ def test_a_policy_counts_the_steps_of_all_models():
 def test_a_component_that_does_not_exist_is_refused():
     sent = {"encoding": "float32", "size": 5, "loss": 1.0}
     reply = {"update": wire.raw_vector(torch.zeros(4)).data}
-    assert read_update(Content(sent | {"component": 2}, reply), 4, 4, torch.float32, 5, {}, 3).component == 2
+    assert (
+        read_update(
+            Content(sent | {"component": 2}, reply), 4, 4, torch.float32, 5, {}, 3
+        ).component
+        == 2
+    )
     with pytest.raises(UpdateError, match="component 3, expected one of 3, from 0"):
         read_update(Content(sent | {"component": 3}, reply), 4, 4, torch.float32, 5, {}, 3)
     with pytest.raises(UpdateError, match="'component' should be of type int"):
@@ -74,7 +89,9 @@ def test_a_client_answers_with_all_updates_and_its_table_in_one_vector(encoding:
     assert there.values["component"] == int(here.components[0])
     length, n_parameters = 2 * (LAYOUT.size + LABELS), 2 * LAYOUT.n_parameters
     update = decode(there.vector("update"), length, encoding, n_parameters)
-    torch.testing.assert_close(update, here.deltas[0], rtol=0, atol=0 if encoding == "float32" else 0.01)
+    torch.testing.assert_close(
+        update, here.deltas[0], rtol=0, atol=0 if encoding == "float32" else 0.01
+    )
     assert torch.equal(update[n_parameters:], here.deltas[0, n_parameters:])
 
 
@@ -82,6 +99,7 @@ def test_a_client_answers_with_all_updates_and_its_table_in_one_vector(encoding:
 def test_nothing_else_is_asked_of_a_mixture(words):
     client = handler_of(2, federation_of(FOUR), policy=Policy(allow=QUERIES))
     with pytest.raises(
-        UpdateError, match="asked for something else of a mixture than one update of each of its models"
+        UpdateError,
+        match="asked for something else of a mixture than one update of each of its models",
     ):
         ask(client, words.pop("what", "train"), {"0": MODEL}, mixture=1, by_label=False, **words)

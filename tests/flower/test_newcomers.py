@@ -25,7 +25,9 @@ LATE = range(4, 10)
 
 def registered(*since: int) -> dict[int, RegisteredClient]:
     """Return clients that joined in some rounds; client k is node 100 + k."""
-    return {k: RegisteredClient(node_of(k), f"c{k}", 10, since=number) for k, number in enumerate(since)}
+    return {
+        k: RegisteredClient(node_of(k), f"c{k}", 10, since=number) for k, number in enumerate(since)
+    }
 
 
 @pytest.mark.parametrize(
@@ -44,7 +46,9 @@ def registered(*since: int) -> dict[int, RegisteredClient]:
 )
 def test_room_is_a_share_of_the_clients_that_are_no_newcomers(share, number, since, room):
     clients = registered(*since)
-    assert NewcomerLimit(share).room(number, clients, [one.node for one in clients.values()]) == room
+    assert (
+        NewcomerLimit(share).room(number, clients, [one.node for one in clients.values()]) == room
+    )
 
 
 def test_clients_that_are_gone_make_no_room_and_newcomers_that_are_gone_take_it():
@@ -70,7 +74,9 @@ def test_of_many_newcomers_two_join_four_clients_and_the_others_wait_ten_rounds(
     run = federated(grid, "fedavg", rounds=13, on_round=late_to(grid), evaluate_every=13)
     joined = [(number, clients) for number, _, clients in told(run, "joined")]
     assert [(number, len(clients)) for number, clients in joined] == [(3, 2), (13, 2)]
-    waiting = [(event["round"], len(event["nodes"])) for event in run.events if event["kind"] == "waiting"]
+    waiting = [
+        (event["round"], len(event["nodes"])) for event in run.events if event["kind"] == "waiting"
+    ]
     assert waiting == [(3, 4), (13, 2)], "it is told when others wait than before"
     assert run.metric_rows[-1]["clients_trained"] == 8
 
@@ -79,7 +85,9 @@ def test_of_many_newcomers_two_join_four_clients_and_the_others_wait_ten_rounds(
 def test_as_many_join_as_the_setting_allows(newcomers):
     grid = grid_of(TEN)
     on_round, network = late_to(grid), network_of(grid, newcomers=newcomers)
-    run = federated(grid, "fedavg", rounds=3, on_round=on_round, network=replace(network, clients=4))
+    run = federated(
+        grid, "fedavg", rounds=3, on_round=on_round, network=replace(network, clients=4)
+    )
     assert told(run, "joined") == [(3, "joined", list(LATE))]
     assert told(run, "waiting") == []
 
@@ -87,7 +95,9 @@ def test_as_many_join_as_the_setting_allows(newcomers):
 def test_with_a_share_of_0_nobody_joins():
     grid = grid_of(TEN)
     on_round, network = late_to(grid), network_of(grid, newcomers=0.0)
-    run = federated(grid, "fedavg", rounds=3, on_round=on_round, network=replace(network, clients=4))
+    run = federated(
+        grid, "fedavg", rounds=3, on_round=on_round, network=replace(network, clients=4)
+    )
     assert told(run, "joined") == []
     assert len(run.events[-1]["nodes"]) == 6
 
@@ -107,7 +117,11 @@ def test_a_crowd_does_not_get_in_when_the_server_starts_again(tmp_path: Path):
     grid = housed(grid_of(TEN), tmp_path / "homes")
     connect(grid, *LATE, connected=False)
     network = network_of(grid)
-    callbacks = {"on_round": at(2, lambda: connect(grid, *LATE)), "network": network, "folder": tmp_path / "run"}
+    callbacks = {
+        "on_round": at(2, lambda: connect(grid, *LATE)),
+        "network": network,
+        "folder": tmp_path / "run",
+    }
 
     def stop(row, tree):
         if row["round"] == 2:

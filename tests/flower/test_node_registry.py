@@ -18,7 +18,9 @@ from tests.flower.grids import FOUR, Clock, app_of, grid_of, node_of, spoil, wor
 from tests.tiny import federation_of, linear
 
 
-def registry_of(grid: LocalGrid, identity: Identity = "node", clock: Clock | None = None) -> NodeRegistry:
+def registry_of(
+    grid: LocalGrid, identity: Identity = "node", clock: Clock | None = None
+) -> NodeRegistry:
     clock = clock or Clock()
     return NodeRegistry(Exchange(grid, Meter(), 10.0, clock, clock.sleep), identity)
 
@@ -69,12 +71,15 @@ def test_too_few_are_named_and_so_is_who_was_refused(caplog: pytest.LogCaptureFi
     with (
         caplog.at_level(logging.INFO, "fedclade"),
         pytest.raises(
-            UpdateError, match=r"3 of 4 clients connected within 5 s; start more SuperNodes.*node 100 was ref"
+            UpdateError,
+            match=r"3 of 4 clients connected within 5 s; start more SuperNodes.*node 100 was ref",
         ),
     ):
         registry_of(grid, clock=clock).wait(4, 5.0)
     assert clock.now == pytest.approx(5.0)
-    assert caplog.messages.count("node 100 is refused: its model is not built like the others'") == 1
+    assert (
+        caplog.messages.count("node 100 is refused: its model is not built like the others'") == 1
+    )
     assert caplog.messages.count("3 of 4 clients are connected") == 1
 
 
@@ -86,7 +91,10 @@ def test_too_few_are_named_and_so_is_who_was_refused(caplog: pytest.LogCaptureFi
             {"schema": json.dumps({"data": "d", "input_shape": [9], "outputs": 4})},
             r"its examples look like ((9,), 4, 'classification', 0), and the others' like ((6,), 4, 'class",
         ),
-        ({"secret": "0" * 64}, "it does not share the secret of the others; give all clients the same file, or none"),
+        (
+            {"secret": "0" * 64},
+            "it does not share the secret of the others; give all clients the same file, or none",
+        ),
         ({"size": -1}, "it did not introduce itself: size of -1 examples, expected 1 to 2**53"),
         ({"refused": "no data here"}, "it did not introduce itself: no data here"),
     ],
@@ -139,7 +147,11 @@ def test_nobody_waits_for_a_node_that_does_not_introduce_itself():
     grid, clock = four(), Clock()
     pull, silent = grid.pull_messages, {node_of(3)}
     grid.pull_messages = lambda ids: pull(  # type: ignore[method-assign]
-        [each for each in ids if each in grid._waiting and grid._waiting[each].metadata.dst_node_id not in silent]
+        [
+            each
+            for each in ids
+            if each in grid._waiting and grid._waiting[each].metadata.dst_node_id not in silent
+        ]
     )
     registry = registry_of(grid, clock=clock)
     registry.wait(3, 1.0)
@@ -208,7 +220,8 @@ def test_a_model_that_is_not_the_clients_is_said():
     registry.check_layout("0" * 32)  # nobody is there who could object
     registry.wait(4, 1.0)
     with pytest.raises(
-        ModelError, match=r"server's model is not built like the clients'.*give server_app and client_app"
+        ModelError,
+        match=r"server's model is not built like the clients'.*give server_app and client_app",
     ):
         registry.check_layout("0" * 32)
 
@@ -230,7 +243,9 @@ def test_another_server_goes_on_with_the_same_clients(tmp_path: Path):
     assert again.connected == []
     again.update()
     assert again.connected == [0, 1, 2]
-    assert again.changes() == Changes()  # the server was away, not they; and of client 3 it was told before
+    assert (
+        again.changes() == Changes()
+    )  # the server was away, not they; and of client 3 it was told before
     grid.nodes[node_of(3)].connected = True
     again.update()
     assert again.changes() == Changes(reconnected=[3])
@@ -269,8 +284,12 @@ def test_clients_are_written_down_only_if_something_changed(tmp_path: Path):
         lambda kept: json.dumps({**kept, "clients": []}),
         lambda kept: json.dumps({**kept, "clients": {}}),
         lambda kept: json.dumps({**kept, "clients": {"zero": kept["clients"]["0"]}}),
-        lambda kept: json.dumps({**kept, "clients": {"0": {**kept["clients"]["0"], "size": "many"}}}),
-        lambda kept: json.dumps({**kept, "clients": {"0": {**kept["clients"]["0"], "true_cluster": "x"}}}),
+        lambda kept: json.dumps(
+            {**kept, "clients": {"0": {**kept["clients"]["0"], "size": "many"}}}
+        ),
+        lambda kept: json.dumps(
+            {**kept, "clients": {"0": {**kept["clients"]["0"], "true_cluster": "x"}}}
+        ),
         lambda kept: json.dumps({**kept, "clients": {"0": {**kept["clients"]["0"], "extra": 1}}}),
         lambda kept: json.dumps({**kept, "schema": {}}),
         lambda kept: json.dumps({**kept, "connected": 5}),
@@ -283,7 +302,9 @@ def test_damaged_clients_are_one_clear_error(damage: Any, tmp_path: Path):
     registry.save(tmp_path)
     path = tmp_path / "clients.json"
     path.write_text(damage(json.loads(path.read_text())), encoding="latin-1")
-    with pytest.raises(RunError, match=r"clients.json is damaged \(.*\); restore it, or name another run folder"):
+    with pytest.raises(
+        RunError, match=r"clients.json is damaged \(.*\); restore it, or name another run folder"
+    ):
         registry_of(four()).load(tmp_path)
 
 

@@ -27,11 +27,24 @@ def client(folder: Path | None = None, parts: Parts | None = None) -> ClientHand
 
 
 def asked(
-    to: ClientHandler, number: int, what: str = "train", state: RecordDict | None = None, carries: str = "", **more
+    to: ClientHandler,
+    number: int,
+    what: str = "train",
+    state: RecordDict | None = None,
+    carries: str = "",
+    **more,
 ) -> Content:
     layout = to._layout
     values = {
-        **{"what": what, "round": number, "query": 0, "purpose": "train", "seed": 3, "replicates": 1, "dim": 0},
+        **{
+            "what": what,
+            "round": number,
+            "query": 0,
+            "purpose": "train",
+            "seed": 3,
+            "replicates": 1,
+            "dim": 0,
+        },
         "part_size": 0,
         "compares_parts": True,
         **{
@@ -57,7 +70,9 @@ def loss(to: ClientHandler, **more) -> float:
 
 
 @pytest.mark.parametrize(("parts", "own"), [(PERSONAL, False), (None, True)])
-def test_it_goes_on_after_a_restart_and_answers_a_round_again_as_before(tmp_path: Path, parts: Parts | None, own: bool):
+def test_it_goes_on_after_a_restart_and_answers_a_round_again_as_before(
+    tmp_path: Path, parts: Parts | None, own: bool
+):
     whole = client(None, parts)
     for number in (1, 2, 3):
         expected = asked(whole, number, own=own)
@@ -65,7 +80,9 @@ def test_it_goes_on_after_a_restart_and_answers_a_round_again_as_before(tmp_path
         again = asked(client(tmp_path, parts), number, own=own)
     assert again.vectors == expected.vectors
     assert again.vectors.keys() == (set() if own else {"update"})
-    assert loss(client(tmp_path, parts), own=own) == loss(whole, own=own) != loss(client(None, parts))
+    assert (
+        loss(client(tmp_path, parts), own=own) == loss(whole, own=own) != loss(client(None, parts))
+    )
     assert stat.S_IMODE((tmp_path / FILE).stat().st_mode) == 0o600
 
 
@@ -87,7 +104,9 @@ def test_another_run_begins_with_nothing(tmp_path: Path, kept: bool):
     assert loss(mine, run="b") == new
 
 
-@pytest.mark.parametrize("words", [{"purpose": "replicate", "replicates": 2}, {"purpose": "pretrain"}])
+@pytest.mark.parametrize(
+    "words", [{"purpose": "replicate", "replicates": 2}, {"purpose": "pretrain"}]
+)
 def test_training_for_another_purpose_changes_nothing(words: dict):
     mine = client(None, PERSONAL)
     asked(mine, 1)
@@ -118,13 +137,18 @@ def test_only_its_own_goes_on_without_a_model():
 
 @pytest.mark.parametrize(("what", "number"), [("train", 2), ("evaluate", 0)])
 def test_who_has_lost_its_model_says_so(what: str, number: int):
-    with pytest.raises(UpdateError, match=f"^{KEEPS_NONE}: client 2 has trained none, or has lost it"):
+    with pytest.raises(
+        UpdateError, match=f"^{KEEPS_NONE}: client 2 has trained none, or has lost it"
+    ):
         asked(client(), number, what, own=True)
 
 
 def test_a_damaged_store_is_said_and_stays(tmp_path: Path):
     (tmp_path / FILE).write_bytes(b"no tensors")
-    with pytest.raises(CheckpointError, match=r"store.safetensors, which has the client's own parameters, is damaged"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"store.safetensors, which has the client's own parameters, is damaged",
+    ):
         asked(client(tmp_path, PERSONAL), 1)
     assert (tmp_path / FILE).read_bytes() == b"no tensors"
 

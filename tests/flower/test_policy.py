@@ -15,7 +15,18 @@ from filelock import FileLock, Timeout
 from flwr.app import Context, Message, RecordDict
 
 from fedclade import LocalTraining
-from fedclade.algorithms import ALGORITHMS, CFL, FLUX, IFCA, PACFL, FedAvg, FedDrift, FlexCFL, build_algorithm, feddrift
+from fedclade.algorithms import (
+    ALGORITHMS,
+    CFL,
+    FLUX,
+    IFCA,
+    PACFL,
+    FedAvg,
+    FedDrift,
+    FlexCFL,
+    build_algorithm,
+    feddrift,
+)
 from fedclade.channel.accounting import Budget
 from fedclade.channel.privacy import DifferentialPrivacy
 from fedclade.channel.signature import Sketch
@@ -26,7 +37,17 @@ from fedclade.flower.client_app import node_settings
 from fedclade.flower.policy import FORBIDS, QUERIES, Policy, Usage, UsageLog
 from fedclade.flower.signing import with_nonce
 from fedclade.flower.wire import Content
-from tests.flower.grids import CFL_OF_TWO, FOUR, LOCAL, app_of, federated, grid_of, handler_of, node_of, reasons
+from tests.flower.grids import (
+    CFL_OF_TWO,
+    FOUR,
+    LOCAL,
+    app_of,
+    federated,
+    grid_of,
+    handler_of,
+    node_of,
+    reasons,
+)
 from tests.flower.test_client_handler import MODEL, SECRET, ask
 from tests.tiny import LABELS, federation_of
 
@@ -38,13 +59,22 @@ EXAMPLES = 24
     ("question", "why"),
     [
         ({"replicates": EXAMPLES}, "24 replicates, at most 8 .max-replicates in its node config"),
-        ({"replicates": 3}, "3 replicates from 24 training examples, since each must be made from at least 10"),
-        ({"spec": wire.to_json(LocalTraining(epochs=101))}, "101 epochs, at most 100 .max-epochs in its node config"),
+        (
+            {"replicates": 3},
+            "3 replicates from 24 training examples, since each must be made from at least 10",
+        ),
+        (
+            {"spec": wire.to_json(LocalTraining(epochs=101))},
+            "101 epochs, at most 100 .max-epochs in its node config",
+        ),
         (
             {"what": "gradients"},
             "the question 'gradients'; to allow it, set allow=.train evaluate statistics gradients. in",
         ),
-        ({"what": "subspaces", "vectors": 3, "per_label": True}, "the question 'subspaces'; to allow it, set allow="),
+        (
+            {"what": "subspaces", "vectors": 3, "per_label": True},
+            "the question 'subspaces'; to allow it, set allow=",
+        ),
         (
             {"what": "evaluate", "sent": {str(k): MODEL for k in range(65)}},
             "65 models in one question, at most 64 .max-models",
@@ -61,7 +91,10 @@ def test_steps_are_those_of_all_parts():
     Policy(max_steps=15).check_training(spec, 1, EXAMPLES)
     Policy(max_steps=18).check_training(spec, 2, EXAMPLES)
     for most, replicates in ((14, 1), (17, 2)):
-        with pytest.raises(PolicyError, match=f"forbids {most + 1} steps, at most {most} .max-steps in its node conf"):
+        with pytest.raises(
+            PolicyError,
+            match=f"forbids {most + 1} steps, at most {most} .max-steps in its node conf",
+        ):
             Policy(max_steps=most).check_training(spec, replicates, EXAMPLES)
 
 
@@ -98,7 +131,8 @@ def test_whether_its_labels_have_shifted_is_told_where_it_is_allowed_and_possibl
     answer = ask(client, "shifts", {}, round=2, share=0.2, by_label=True)
     assert (answer.get("round", int), answer.get("shifted", bool)) == (2, False)
     with pytest.raises(
-        UpdateError, match=r"asked for shifts that are not possible: .*shift_share should be in \[0, 2\], got -1"
+        UpdateError,
+        match=r"asked for shifts that are not possible: .*shift_share should be in \[0, 2\], got -1",
     ):
         ask(client, "shifts", {}, round=2, share=-1.0, by_label=True)
     with pytest.raises(PolicyError, match="forbids the question 'shifts'"):
@@ -109,12 +143,23 @@ def test_its_data_is_described_where_it_is_allowed_by_few_components_and_of_enou
     client, how = handler_of(policy=Policy(allow=("descriptors",))), {"seed": 1, "per_label": True}
     descriptor = ask(client, "descriptors", components=3, **how).vector("descriptor")
     assert len(descriptor) == 4 * 3 * (2 + 2 + 2 * LABELS)
-    with pytest.raises(PolicyError, match=r"forbids 101 components of a descriptor, at most 100 .max-components"):
+    with pytest.raises(
+        PolicyError, match=r"forbids 101 components of a descriptor, at most 100 .max-components"
+    ):
         ask(client, "descriptors", components=101, **how)
-    with pytest.raises(UpdateError, match=r"asked for descriptors that are not possible: .* at least 0, got -1"):
+    with pytest.raises(
+        UpdateError, match=r"asked for descriptors that are not possible: .* at least 0, got -1"
+    ):
         ask(client, "descriptors", components=-1, **how)
-    with pytest.raises(PolicyError, match=r"forbids descriptors of 24 training examples, .* at least 30"):
-        ask(handler_of(policy=Policy(allow=("descriptors",), min_part=30)), "descriptors", components=3, **how)
+    with pytest.raises(
+        PolicyError, match=r"forbids descriptors of 24 training examples, .* at least 30"
+    ):
+        ask(
+            handler_of(policy=Policy(allow=("descriptors",), min_part=30)),
+            "descriptors",
+            components=3,
+            **how,
+        )
     with pytest.raises(PolicyError, match="forbids the question 'descriptors'"):
         ask(handler_of(), "descriptors", components=3, **how)
 
@@ -123,7 +168,9 @@ def test_a_client_that_comes_back_with_other_labels_says_so_once(tmp_path: Path)
     """It keeps in its folder how often it had each."""
     told: list[bool] = []
     for number, truth in ((1, [0]), (2, [3]), (3, [3])):
-        client = handler_of(0, federation_of(truth), policy=Policy(allow=("shifts",)), folder=tmp_path)
+        client = handler_of(
+            0, federation_of(truth), policy=Policy(allow=("shifts",)), folder=tmp_path
+        )
         answer = ask(client, "shifts", {}, round=number, share=0.1, by_label=True)
         told.append(answer.get("shifted", bool))
     assert told == [False, True, False]
@@ -196,10 +243,13 @@ def test_a_query_of_every_kind_counts_in_all_if_its_answer_fails(
     assert UsageLog(folder).usage(state) == counted
 
 
-@pytest.mark.parametrize(("models", "bits"), [(1, 1), (2, 1), (3, 2), (4, 2), (5, 3), (8, 3), (64, 6)])
+@pytest.mark.parametrize(
+    ("models", "bits"), [(1, 1), (2, 1), (3, 2), (4, 2), (5, 3), (8, 3), (64, 6)]
+)
 def test_a_choice_counts_by_the_bits_that_it_tells(models: int, bits: int, tmp_path: Path):
     client = handler_of(
-        folder=tmp_path, policy=Policy(secure_aggregation=True, trust_server_keys=True, disclose=("choice",))
+        folder=tmp_path,
+        policy=Policy(secure_aggregation=True, trust_server_keys=True, disclose=("choice",)),
     )
     ask(client, "choose", {str(k): MODEL * k for k in range(models)})
     assert UsageLog(tmp_path).usage() == Usage(evaluations=bits)
@@ -223,7 +273,9 @@ def test_two_processes_that_answer_for_a_client_share_its_limits(tmp_path: Path)
     first, second = (handler_of(folder=tmp_path, policy=policy) for _ in range(2))
     trained = second._trained  # pyright: ignore[reportPrivateUsage]
 
-    def overtaken(content: Content, state: RecordDict | None, sketch: Sketch | None = None) -> Updates:
+    def overtaken(
+        content: Content, state: RecordDict | None, sketch: Sketch | None = None
+    ) -> Updates:
         updates = trained(content, state, sketch)
         ask(first)
         return updates
@@ -249,12 +301,21 @@ def test_two_processes_that_answer_for_a_client_share_its_limits(tmp_path: Path)
 )
 def test_a_damaged_count_keeps_everything_back(text: str, tmp_path: Path):
     (tmp_path / "policy.json").write_bytes(text.encode("latin-1"))
-    with pytest.raises(PolicyError, match=r"policy.json, the count of what this client has answered, is damaged, so"):
+    with pytest.raises(
+        PolicyError,
+        match=r"policy.json, the count of what this client has answered, is damaged, so",
+    ):
         ask(handler_of(folder=tmp_path))
 
 
 def test_a_policy_is_in_the_node_config():
-    config = {"allow": "train, gradients", "max-epochs": 7, "min-part": 2, "max-partings": 0, "num-partitions": 4}
+    config = {
+        "allow": "train, gradients",
+        "max-epochs": 7,
+        "min-part": 2,
+        "max-partings": 0,
+        "num-partitions": 4,
+    }
     config |= {"secure-aggregation": True, "min-honest": 5, "max-colluders": 0}
     policy = node_settings(Context(1, 100, config, RecordDict(), {}))["policy"]
     assert policy == Policy(
@@ -273,11 +334,20 @@ def test_a_policy_is_in_the_node_config():
     [
         ({"allow": "train steal"}, "unknown question in allow: 'steal'"),
         ({"allow": 3}, "allow in the node config should be names of questions, got 3"),
-        ({"imports": 3}, "imports in the node config should be names such as 'my_models:resnet', got 3"),
-        ({"max-epoch": 3}, "unknown limit in the node config: 'max-epoch'; did you mean 'max-epochs'?"),
+        (
+            {"imports": 3},
+            "imports in the node config should be names such as 'my_models:resnet', got 3",
+        ),
+        (
+            {"max-epoch": 3},
+            "unknown limit in the node config: 'max-epoch'; did you mean 'max-epochs'?",
+        ),
         ({"max-epochs": 3.0}, "max-epochs in the node config should be a whole number, got 3.0"),
         ({"max-epochs": True}, "max-epochs in the node config should be a whole number, got True"),
-        ({"max-epochs": 0, "min-part": -1}, "(?s)max-epochs should be at least 1, got 0.*min-part should be at least"),
+        (
+            {"max-epochs": 0, "min-part": -1},
+            "(?s)max-epochs should be at least 1, got 0.*min-part should be at least",
+        ),
         ({"max-releases": -1}, "max-releases should be at least 0, got -1"),
         ({"min-honest": 1}, "min-honest should be at least 2, got 1"),
         ({"max-colluders": -1}, "max-colluders should be at least 0, got -1"),
@@ -285,7 +355,10 @@ def test_a_policy_is_in_the_node_config():
             {"min-group": 3},
             "min-group in the node config is gone: a sum is of at least max-colluders \\+ min-honest cli",
         ),
-        ({"secure-aggregation": 1}, "secure-aggregation in the node config should be true or false, got 1"),
+        (
+            {"secure-aggregation": 1},
+            "secure-aggregation in the node config should be true or false, got 1",
+        ),
     ],
 )
 def test_a_policy_that_is_none_is_refused_and_not_left_out(config: dict[str, Any], why: str):
@@ -296,7 +369,10 @@ def test_a_policy_that_is_none_is_refused_and_not_left_out(config: dict[str, Any
 def test_privacy_without_a_limit_of_its_own_is_refused(tmp_path: Path):
     """The noise is the run's to set: it could be none."""
     privacy = DifferentialPrivacy(clip_norm=1.0, noise_multiplier=1.0)
-    with pytest.raises(ConfigError, match=r"clip_norm is set, and this client does not say what it may spend; set eps"):
+    with pytest.raises(
+        ConfigError,
+        match=r"clip_norm is set, and this client does not say what it may spend; set eps",
+    ):
         handler_of(privacy=privacy, folder=tmp_path)
     ask(handler_of(privacy=privacy, folder=tmp_path, budget=Budget(epsilon=math.inf)))
 
@@ -320,7 +396,10 @@ def test_the_defaults_let_every_algorithm_run_with_its_defaults(name: str):
     grid = grid_of(federation, personal=ALGORITHMS[name].algorithm.personal or ())
     truth = federation.true_clusters
     run = federated(
-        grid, lambda told: build_algorithm(name, true_clusters=truth), rounds=8, local=LocalTraining(lr=0.3)
+        grid,
+        lambda told: build_algorithm(name, true_clusters=truth),
+        rounds=8,
+        local=LocalTraining(lr=0.3),
     )
     assert reasons(run) == {}
     assert len(run.metric_rows) == 8
@@ -341,10 +420,15 @@ def test_what_nobody_allows_ends_the_run_with_one_clear_error_on_both_sides(
 ):
     federation = federation_of(FOUR)
     allow = f"train evaluate statistics {question}"
-    why = f'{FORBIDS} the question {question!r}; to allow it, set allow="{allow}" in its node config'
+    why = (
+        f'{FORBIDS} the question {question!r}; to allow it, set allow="{allow}" in its node config'
+    )
     with caplog.at_level(logging.WARNING, "fedclade.flower"), pytest.raises(UpdateError) as error:
         federated(grid_of(federation), algorithm)
-    assert str(error.value) == f"none of 4 clients answers the question {question!r}; client 0 says: {why}"
+    assert (
+        str(error.value)
+        == f"none of 4 clients answers the question {question!r}; client 0 says: {why}"
+    )
     refused = [message for message in caplog.messages if message.startswith("refused")]
     assert len(refused) == 4  # each once: it is not asked again
     assert all(message.endswith(why) for message in refused)
@@ -355,12 +439,15 @@ def test_what_nobody_allows_ends_the_run_with_one_clear_error_on_both_sides(
 @pytest.mark.parametrize("algorithm", [IFCA(clusters=2), FedDrift(step_rounds=1)])
 def test_a_choice_of_models_that_nobody_allows_ends_the_run(algorithm: Any):
     with pytest.raises(
-        UpdateError, match=r"none of 4 clients answers the question 'evaluate'; client 0 says: .* forbids"
+        UpdateError,
+        match=r"none of 4 clients answers the question 'evaluate'; client 0 says: .* forbids",
     ):
         federated(grid_of(federation_of(FOUR), config={"allow": "train"}), algorithm)
 
 
-def test_clients_score_as_many_models_as_they_allow_and_more_in_several_questions(monkeypatch: pytest.MonkeyPatch):
+def test_clients_score_as_many_models_as_they_allow_and_more_in_several_questions(
+    monkeypatch: pytest.MonkeyPatch,
+):
     federation, few = federation_of(FOUR), {"max-models": 2}
     with pytest.raises(UpdateError, match="forbids 4 models in one question, at most 2"):
         federated(grid_of(federation, config=few), FedDrift(step_rounds=1))
@@ -368,8 +455,12 @@ def test_clients_score_as_many_models_as_they_allow_and_more_in_several_question
     monkeypatch.setattr(feddrift, "MODELS_PER_QUERY", 2)
     run = federated(grid_of(federation, config=few), FedDrift(step_rounds=1))
     assert reasons(run) == {}
-    torch.testing.assert_close(run.tree.models([0, 1])[0], everything.tree.models([0, 1])[0], rtol=0, atol=0)
-    assert [leaf.members for leaf in run.tree.leaves] == [leaf.members for leaf in everything.tree.leaves]
+    torch.testing.assert_close(
+        run.tree.models([0, 1])[0], everything.tree.models([0, 1])[0], rtol=0, atol=0
+    )
+    assert [leaf.members for leaf in run.tree.leaves] == [
+        leaf.members for leaf in everything.tree.leaves
+    ]
 
 
 def test_a_few_that_forbid_do_not_end_the_run():
@@ -389,7 +480,12 @@ def test_a_server_that_wants_single_examples_gets_none():
     wanted = wire.record(
         {
             **{"what": "train", "round": 1, "query": 0, "purpose": "train", "seed": 0, "dim": 0},
-            **{"replicates": EXAMPLES, "spec": wire.to_json(LOCAL), "own": False, "personal_epochs": 0},
+            **{
+                "replicates": EXAMPLES,
+                "spec": wire.to_json(LOCAL),
+                "own": False,
+                "personal_epochs": 0,
+            },
             "part_size": 0,
             "compares_parts": True,
             "layout": Content.of(_hello(grid)).values["layout"],
@@ -403,7 +499,9 @@ def test_a_server_that_wants_single_examples_gets_none():
 
 
 def _hello(grid: LocalGrid) -> RecordDict:
-    (reply,) = grid.send_and_receive([Message(with_nonce(wire.record({"what": "hello"}))[0], node_of(0), "query")])
+    (reply,) = grid.send_and_receive(
+        [Message(with_nonce(wire.record({"what": "hello"}))[0], node_of(0), "query")]
+    )
     return reply.content
 
 
@@ -415,9 +513,14 @@ def test_sums_of_what_was_answered():
 
 def test_a_run_that_outlasts_a_budget_is_told_why(tmp_path: Path):
     grid = grid_of(federation_of(FOUR), config={"max-releases": 2})
-    with pytest.raises(UpdateError, match=r"none of 4 clients answers the question 'train'; .* 3 updates in all, at m"):
+    with pytest.raises(
+        UpdateError,
+        match=r"none of 4 clients answers the question 'train'; .* 3 updates in all, at m",
+    ):
         federated(grid, CFL_OF_TWO, rounds=4, folder=tmp_path / "run")
     for node in grid.nodes.values():
         node.config = {**node.config, "max-releases": 99}
     assert len(federated(grid, CFL_OF_TWO, rounds=4, folder=tmp_path / "run").metric_rows) == 4
-    assert torch.isfinite(federated(grid, CFL_OF_TWO, rounds=4, folder=tmp_path / "run").tree.nodes[0].params).all()
+    assert torch.isfinite(
+        federated(grid, CFL_OF_TWO, rounds=4, folder=tmp_path / "run").tree.nodes[0].params
+    ).all()

@@ -22,7 +22,13 @@ from fedclade.core.updates import Updates
 from fedclade.data.federation import Federation
 from fedclade.flower import LocalNode, client_app, wire
 from fedclade.flower.client_handler import ClientHandler
-from fedclade.flower.private_replies import BUDGET_SPENT, FAILED, FORBIDDEN, NOT_POSSIBLE, without_details
+from fedclade.flower.private_replies import (
+    BUDGET_SPENT,
+    FAILED,
+    FORBIDDEN,
+    NOT_POSSIBLE,
+    without_details,
+)
 from fedclade.flower.signing import with_nonce
 from tests.flower.grids import FOUR, LOCAL, grid_of, node_of
 from tests.flower.test_client_handler import LAYOUT, MODEL, OPEN, ask, update_of
@@ -120,16 +126,24 @@ def update_of_first(reply: wire.Content) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("engine", "query"), CASES)
-def test_a_client_private_as_a_whole_replies_alike_whatever_its_data(engine: str, query: str, tmp_path: Path):
-    seen = [see(tmp_path / name, CLIENT, data, QUERIES[query], engine) for name, data in DATA.items()]
+def test_a_client_private_as_a_whole_replies_alike_whatever_its_data(
+    engine: str, query: str, tmp_path: Path
+):
+    seen = [
+        see(tmp_path / name, CLIENT, data, QUERIES[query], engine) for name, data in DATA.items()
+    ]
     check_counted(seen[0], query)
     assert seen[0].is_finite
     assert all(other == seen[0] for other in seen)
 
 
 @pytest.mark.parametrize(("engine", "query"), CASES)
-def test_a_client_with_private_examples_replies_alike_whatever_its_data(engine: str, query: str, tmp_path: Path):
-    seen = [see(tmp_path / name, EXAMPLE, data, QUERIES[query], engine) for name, data in DATA.items()]
+def test_a_client_with_private_examples_replies_alike_whatever_its_data(
+    engine: str, query: str, tmp_path: Path
+):
+    seen = [
+        see(tmp_path / name, EXAMPLE, data, QUERIES[query], engine) for name, data in DATA.items()
+    ]
     check_counted(seen[0], query)
     assert all(other == seen[0] for other in seen)
 
@@ -147,7 +161,9 @@ class Failing(nn.Module):
         return self.inner(x)
 
 
-def test_training_that_fails_ends_in_noise_and_is_booked(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_training_that_fails_ends_in_noise_and_is_booked(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
     client = ClientHandler(
         alone(one_outlier),
         lambda seed: Failing(),
@@ -188,7 +204,13 @@ def test_residuals_of_a_run_without_noise_are_not_added_to_private_updates(tmp_p
     before = residual.read_bytes()
     exact = DifferentialPrivacy(clip_norm=0.5)
     private = ClientHandler(
-        alone(), perceptron, number=0, folder=tmp_path, encoding="int8", privacy=exact, budget=Budget(epsilon=math.inf)
+        alone(),
+        perceptron,
+        number=0,
+        folder=tmp_path,
+        encoding="int8",
+        privacy=exact,
+        budget=Budget(epsilon=math.inf),
     )
     fresh_folder = tmp_path / "fresh"
     fresh_folder.mkdir()
@@ -208,24 +230,49 @@ def test_residuals_of_a_run_without_noise_are_not_added_to_private_updates(tmp_p
 @pytest.mark.parametrize(
     ("error", "kind", "text"),
     [
-        (PolicyError("the client's policy forbids 9 replicates from 60 training examples"), PolicyError, FORBIDDEN),
-        (PrivacyError("with this update the client would have spent ε = 3.7"), PrivacyError, BUDGET_SPENT),
+        (
+            PolicyError("the client's policy forbids 9 replicates from 60 training examples"),
+            PolicyError,
+            FORBIDDEN,
+        ),
+        (
+            PrivacyError("with this update the client would have spent ε = 3.7"),
+            PrivacyError,
+            BUDGET_SPENT,
+        ),
         (UpdateError("norm 1.59e+25, more than 1e+18"), UpdateError, NOT_POSSIBLE),
-        (UpdateError(f"{KEEPS_NONE}: client 3 has trained none, or has lost it"), UpdateError, KEEPS_NONE),
+        (
+            UpdateError(f"{KEEPS_NONE}: client 3 has trained none, or has lost it"),
+            UpdateError,
+            KEEPS_NONE,
+        ),
         (ModelError("client 3 in round 2: index 77 is out of range"), UpdateError, FAILED),
         (RuntimeError("index 77 is out of range"), UpdateError, FAILED),
-        (ConfigError("local rule scaffold takes other steps"), ConfigError, "local rule scaffold takes other steps"),
+        (
+            ConfigError("local rule scaffold takes other steps"),
+            ConfigError,
+            "local rule scaffold takes other steps",
+        ),
     ],
 )
-def test_a_private_clients_errors_have_no_details(error: Exception, kind: type[Exception], text: str):
+def test_a_private_clients_errors_have_no_details(
+    error: Exception, kind: type[Exception], text: str
+):
     reported = without_details(error)
     assert type(reported) is kind
     assert str(reported) == text
 
 
-def test_details_of_a_refusal_are_in_the_clients_log(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_details_of_a_refusal_are_in_the_clients_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
     client = ClientHandler(
-        alone(), perceptron, number=0, folder=tmp_path, privacy=CLIENT, budget=Budget(epsilon=math.inf)
+        alone(),
+        perceptron,
+        number=0,
+        folder=tmp_path,
+        privacy=CLIENT,
+        budget=Budget(epsilon=math.inf),
     )
     with caplog.at_level(logging.WARNING), pytest.raises(PolicyError) as caught:
         ask(client, replicates=8)
@@ -266,10 +313,21 @@ def test_unexpected_errors_stay_in_the_clients_log(caplog: pytest.LogCaptureFixt
 def test_client_level_budgets_count_earlier_private_steps(tmp_path: Path):
     """These bound what is learned of an example, and not of all the data of a client."""
     budget = Budget(epsilon=math.inf, level="example")
-    ask(ClientHandler(alone(), perceptron, number=0, folder=tmp_path, privacy=EXAMPLE, budget=budget))
+    ask(
+        ClientHandler(
+            alone(), perceptron, number=0, folder=tmp_path, privacy=EXAMPLE, budget=budget
+        )
+    )
     ledger = Ledger(tmp_path / "privacy.json", steps=tmp_path / "example-privacy.json")
     assert ledger.spent(1e-5) == math.inf
-    later = ClientHandler(alone(), perceptron, number=0, folder=tmp_path, privacy=CLIENT, budget=Budget(epsilon=1000.0))
+    later = ClientHandler(
+        alone(),
+        perceptron,
+        number=0,
+        folder=tmp_path,
+        privacy=CLIENT,
+        budget=Budget(epsilon=1000.0),
+    )
     with pytest.raises(PrivacyError, match=BUDGET_SPENT):
         ask(later)
     assert not (tmp_path / "privacy.json").exists()

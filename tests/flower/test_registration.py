@@ -18,7 +18,13 @@ from tests.flower.grids import handler_of, worded
 
 HELLO = handler_of(1).answer(Content.of(wire.record({"what": "hello"})))
 
-SCHEMA = {"data": "tiny", "input_shape": [6], "outputs": 4, "task": "classification", "vocabulary_size": 0}
+SCHEMA = {
+    "data": "tiny",
+    "input_shape": [6],
+    "outputs": 4,
+    "task": "classification",
+    "vocabulary_size": 0,
+}
 
 
 def read(**changes: Any) -> Registration:
@@ -69,18 +75,33 @@ def test_what_it_keeps_to_itself_is_none():
         ({"schema": "[6]"}, r"'schema' should be a JSON object, got \[6\]"),
         ({"schema": "1" * 20_000}, "'schema' has 20000 characters, more than 10000"),
         ({"schema": "{}"}, "its schema is malformed: .* missing 3 required"),
-        (with_schema(colour="red"), "its schema is malformed: .* unexpected keyword argument 'colour'"),
+        (
+            with_schema(colour="red"),
+            "its schema is malformed: .* unexpected keyword argument 'colour'",
+        ),
         (with_schema(input_shape=6), "its schema is malformed: 'int' object is not iterable"),
         (with_schema(input_shape=["6"]), r"input_shape \('6',\), expected numbers from 1"),
         (with_schema(input_shape=[0]), r"input_shape \(0,\), expected numbers from 1"),
         (with_schema(input_shape=[True]), r"input_shape \(True,\), expected numbers from 1"),
-        (with_schema(input_shape=[2**13, 2**13]), r"input_shape \(8192, 8192\), expected .* of product up to 2\*\*24"),
-        (with_schema(outputs=10**12), "outputs .1000000000000,., expected numbers from 1, of product up to"),
+        (
+            with_schema(input_shape=[2**13, 2**13]),
+            r"input_shape \(8192, 8192\), expected .* of product up to 2\*\*24",
+        ),
+        (
+            with_schema(outputs=10**12),
+            "outputs .1000000000000,., expected numbers from 1, of product up to",
+        ),
         (with_schema(vocabulary_size=-1), "vocabulary_size .-1,., expected numbers from 0"),
-        (with_schema(task="mining"), "task 'mining', expected one of classification, binary, multilabel, regr"),
+        (
+            with_schema(task="mining"),
+            "task 'mining', expected one of classification, binary, multilabel, regr",
+        ),
         (with_schema(scaled=[0.5]), "its schema is malformed: not enough values to unpack"),
         (with_schema(scaled=[math.nan, 1]), r"scaled \[nan, 1\], expected two finite numbers"),
-        (with_schema(scaled=[10**400, 1]), "its schema is malformed: int too large to convert to float"),
+        (
+            with_schema(scaled=[10**400, 1]),
+            "its schema is malformed: int too large to convert to float",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(changes: dict[str, Any], why: str):
@@ -100,7 +121,10 @@ def test_texts_are_made_fit_to_be_shown():
 
 
 @given(
-    st.dictionaries(st.sampled_from([*SCHEMA, "scaled"]), st.one_of(st.integers(), st.text(), st.lists(st.floats())))
+    st.dictionaries(
+        st.sampled_from([*SCHEMA, "scaled"]),
+        st.one_of(st.integers(), st.text(), st.lists(st.floats())),
+    )
 )
 def test_no_schema_raises_anything_else(changes: dict[str, Any]):
     try:

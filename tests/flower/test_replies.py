@@ -40,7 +40,9 @@ def test_scores_are_of_the_known_examples_and_of_the_same_for_all_models(
         read_scores(reply, 2, METRICS, known)
 
 
-@pytest.mark.parametrize(("score", "loss"), [(1.5, 0.5), (-0.1, 0.5), (0.5, float("inf")), (float("nan"), 0.5)])
+@pytest.mark.parametrize(
+    ("score", "loss"), [(1.5, 0.5), (-0.1, 0.5), (0.5, float("inf")), (float("nan"), 0.5)]
+)
 def test_scores_and_losses_are_in_their_ranges(score: float, loss: float):
     with pytest.raises(UpdateError, match=r"expected one in|expected a loss of at most"):
         read_scores(content_of(scores=[score], losses=[loss], examples=[8]), 1, METRICS, 8)
@@ -49,14 +51,19 @@ def test_scores_and_losses_are_in_their_ranges(score: float, loss: float):
 @pytest.mark.parametrize("column", ["scores", "losses", "examples"])
 def test_each_list_has_an_entry_for_every_model(column: str):
     values = {"scores": [0.5, 0.5], "losses": [0.5, 0.5], "examples": [8, 8]}
-    with pytest.raises(UpdateError, match="expected scores by 1 metrics, losses and numbers of examples of 2 models"):
+    with pytest.raises(
+        UpdateError,
+        match="expected scores by 1 metrics, losses and numbers of examples of 2 models",
+    ):
         read_scores(content_of(**values | {column: values[column][:1]}), 2, METRICS, 8)
 
 
 def test_a_loss_below_the_smallest_of_the_task_is_refused():
     reply = content_of(scores=[0.5], losses=[-3.0], examples=[8])
     assert read_scores(reply, 1, METRICS, 8)[0][1] == -3.0
-    with pytest.raises(UpdateError, match=r"loss -3 of 8 examples, expected a loss .* of at least 0, of at least 1"):
+    with pytest.raises(
+        UpdateError, match=r"loss -3 of 8 examples, expected a loss .* of at least 0, of at least 1"
+    ):
         read_scores(reply, 1, METRICS, 8, smallest_loss=0.0)
 
 

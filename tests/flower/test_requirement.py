@@ -30,18 +30,25 @@ def test_versions_that_it_works_with(version: str, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("version", ["1.40.9", "0.19", "2.0.0", "3", "unknown"])
 def test_others_are_refused_and_the_fix_named(version: str, monkeypatch: pytest.MonkeyPatch):
     found(monkeypatch, version)
-    with pytest.raises(ConfigError, match=rf"flwr 1.41 or later, below 2, got {version}; .* 'fedclade\[flower\]'"):
+    with pytest.raises(
+        ConfigError, match=rf"flwr 1.41 or later, below 2, got {version}; .* 'fedclade\[flower\]'"
+    ):
         check_flower()
 
 
 def test_without_flower_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
     found(monkeypatch, None)
     with pytest.raises(
-        MissingExtraError, match=r"a federation over a network needs the package 'flwr'.*fedclade\[flow"
+        MissingExtraError,
+        match=r"a federation over a network needs the package 'flwr'.*fedclade\[flow",
     ):
         check_flower()
 
 
 def test_the_package_asks_for_the_same_versions():
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    assert project["optional-dependencies"]["flower"] == ["cryptography>=50.0", "flwr>=1.41,<2", "httpx>=0.28"]
+    assert project["optional-dependencies"]["flower"] == [
+        "cryptography>=50.0",
+        "flwr>=1.41,<2",
+        "httpx>=0.28",
+    ]

@@ -32,9 +32,20 @@ from fedclade import (
 )
 from fedclade.channel import Budget, DifferentialPrivacy
 from fedclade.core.errors import ConfigError
-from fedclade.flower import LocalGrid, LocalNode, client_app, client_app_from_config, server_app_from_config
+from fedclade.flower import (
+    LocalGrid,
+    LocalNode,
+    client_app,
+    client_app_from_config,
+    server_app_from_config,
+)
 from fedclade.flower.node_registry import SCHEMA
-from fedclade.flower.schema_exchange import LONGEST_PROPOSAL, read_agreed, read_proposal, write_agreed
+from fedclade.flower.schema_exchange import (
+    LONGEST_PROPOSAL,
+    read_agreed,
+    read_proposal,
+    write_agreed,
+)
 from fedclade.flower.wire import Content, record
 from tests.flower.grids import federated, housed, network_of, node_of, reasons, spoil, worded
 
@@ -47,7 +58,9 @@ SOUTH = ("oslo", "rome")
 """Two hospitals, each with a city that the other one lacks. Patients from Oslo come back, others do not."""
 
 
-def patients(cities: Sequence[str], back: Mapping[str, Any] | None = None, **more: list[Any]) -> dict[str, list[Any]]:
+def patients(
+    cities: Sequence[str], back: Mapping[str, Any] | None = None, **more: list[Any]
+) -> dict[str, list[Any]]:
     """Return the columns of a hospital; ``back`` says what the target is for patients from Oslo, and for others."""
     back = back or {"oslo": "yes", "": "no"}
     city = [cities[row % len(cities)] for row in range(ROWS)]
@@ -56,7 +69,10 @@ def patients(cities: Sequence[str], back: Mapping[str, Any] | None = None, **mor
 
 def app_of_frames(frames: Sequence[Any], **settings: Any) -> Any:
     """Return an app whose nodes have one data frame each, by their ``partition-id``."""
-    tables = [pa.table({**each, "id": ["h"] * ROWS}) if isinstance(each, dict) else each for each in frames]
+    tables = [
+        pa.table({**each, "id": ["h"] * ROWS}) if isinstance(each, dict) else each
+        for each in frames
+    ]
 
     def data(context: Context) -> Any:
         number = int(context.node_config["partition-id"])
@@ -73,7 +89,9 @@ def grid_of_frames(*frames: Any, **settings: Any) -> LocalGrid:
 @pytest.fixture(autouse=True)
 def _no_figures(monkeypatch: pytest.MonkeyPatch):
     """A server app draws figures at the end, which these tests do not look at."""
-    monkeypatch.setattr(import_module("fedclade.flower.from_config"), "add_figures", lambda *_: None)
+    monkeypatch.setattr(
+        import_module("fedclade.flower.from_config"), "add_figures", lambda *_: None
+    )
 
 
 def accuracy(run: Run) -> float:
@@ -85,7 +103,9 @@ def first_schema(run_folder: Path) -> DataSchema:
 
 
 def refusals(run: Run) -> list[str]:
-    return [why for event in run.events if event["kind"] == "refused" for why in event["nodes"].values()]
+    return [
+        why for event in run.events if event["kind"] == "refused" for why in event["nodes"].values()
+    ]
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "rcfl"])
@@ -110,14 +130,19 @@ def test_a_network_encodes_as_a_simulation_does():
     app = client_app("mclr", lambda context: made.alone(int(context.node_config["partition-id"])))
     grid = LocalGrid({node_of(k): LocalNode(app, {"partition-id": k}) for k in range(2)})
     shared = federated(grid, "fedavg", **settings)
-    torch.testing.assert_close(shared.tree.nodes[0].params, here.tree.nodes[0].params, rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        shared.tree.nodes[0].params, here.tree.nodes[0].params, rtol=0, atol=1e-6
+    )
     own = federated(grid_of_frames(*parts), "fedavg", **settings)
     assert own.summary["inputs"] == here.summary["inputs"] == shared.summary["inputs"]
 
 
 def test_numbers_are_scaled_beside_agreed_categories():
     """By sums of all clients, and categories stay 0 and 1."""
-    ages = [[float(20 + row % 7) for row in range(ROWS)], [float(60 + row % 5) for row in range(ROWS)]]
+    ages = [
+        [float(20 + row % 7) for row in range(ROWS)],
+        [float(60 + row % 5) for row in range(ROWS)],
+    ]
     tables = [patients(cities, age=age) for cities, age in zip((NORTH, SOUTH), ages, strict=True)]
     app = client_app(
         "mclr",
@@ -187,11 +212,15 @@ def test_no_cluster_exists_in_the_encoding_alone():
 
 @pytest.mark.parametrize("declared", [NORTH, ("oslo", "bern"), ("bern", "oslo", "paris")])
 def test_categories_that_pandas_declares_count(declared: tuple[str, ...]):
-    north = pandas.DataFrame({**patients(NORTH), "id": "h"}).astype({"city": pandas.CategoricalDtype(declared)})
+    north = pandas.DataFrame({**patients(NORTH), "id": "h"}).astype(
+        {"city": pandas.CategoricalDtype(declared)}
+    )
     south = pandas.DataFrame({**patients(SOUTH), "id": "h"}).astype({"city": "category"})
     run = federated(grid_of_frames(north, south), "fedavg", **SETTINGS)
     assert accuracy(run) == 1.0
-    assert run.summary["inputs"]["columns"] == [f"city={each}" for each in sorted({*declared, *SOUTH})]
+    assert run.summary["inputs"]["columns"] == [
+        f"city={each}" for each in sorted({*declared, *SOUTH})
+    ]
 
 
 def texts(bad: str) -> tuple[list[str], list[int]]:
@@ -209,7 +238,9 @@ def grid_of_texts(**options: Any) -> LocalGrid:
     parts = [texts("apple"), texts("zoo")]
 
     def data(context: Context) -> Any:
-        return federation({"me": parts[int(context.node_config["partition-id"])]}, max_words=2, **options)
+        return federation(
+            {"me": parts[int(context.node_config["partition-id"])]}, max_words=2, **options
+        )
 
     app = client_app(bag_of_words(options.get("vocabulary_size", 6)), data)
     return LocalGrid({node_of(k): LocalNode(app, {"partition-id": k}) for k in range(2)})
@@ -218,7 +249,14 @@ def grid_of_texts(**options: Any) -> LocalGrid:
 def test_vocabularies_of_all_clients_become_one(tmp_path: Path):
     settings = {**SETTINGS, "model": bag_of_words(6), "folder": tmp_path / "run"}
     run = federated(grid_of_texts(), "fedavg", **settings)
-    assert first_schema(tmp_path / "run").words == ("<pad>", "<unk>", "stay", "zebra", "apple", "zoo")
+    assert first_schema(tmp_path / "run").words == (
+        "<pad>",
+        "<unk>",
+        "stay",
+        "zebra",
+        "apple",
+        "zoo",
+    )
     assert accuracy(run) == 1.0
 
 
@@ -230,8 +268,17 @@ def test_so_do_those_of_a_column_of_texts(tmp_path: Path):
 
     app = client_app(bag_of_words(6), data)
     grid = LocalGrid({node_of(k): LocalNode(app, {"partition-id": k}) for k in range(2)})
-    run = federated(grid, "fedavg", **{**SETTINGS, "model": bag_of_words(6), "folder": tmp_path / "run"})
-    assert first_schema(tmp_path / "run").words == ("<pad>", "<unk>", "stay", "zebra", "apple", "zoo")
+    run = federated(
+        grid, "fedavg", **{**SETTINGS, "model": bag_of_words(6), "folder": tmp_path / "run"}
+    )
+    assert first_schema(tmp_path / "run").words == (
+        "<pad>",
+        "<unk>",
+        "stay",
+        "zebra",
+        "apple",
+        "zoo",
+    )
     assert accuracy(run) == 1.0
 
 
@@ -300,7 +347,9 @@ def test_by_config_own_files_give_what_everybodys_files_give(tmp_path: Path):
         for name, table in zip(("a.csv", "b.csv"), tables, strict=True):
             pyarrow.csv.write_csv(pa.table(table), folder / name)
     shared = serve(both, {"data.files": "*.csv"}, [{}, {}])
-    torch.testing.assert_close(own.tree.nodes[0].params, shared.tree.nodes[0].params, rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        own.tree.nodes[0].params, shared.tree.nodes[0].params, rtol=0, atol=1e-6
+    )
 
 
 def test_the_node_config_may_name_its_file(tmp_path: Path):
@@ -309,7 +358,9 @@ def test_the_node_config_may_name_its_file(tmp_path: Path):
     assert accuracy(serve(tmp_path, {"data.files": "patients.csv"}, nodes)) == 1.0
 
 
-def test_a_function_of_the_config_may_return_one_clients_own_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_function_of_the_config_may_return_one_clients_own_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     code = (
         "import pyarrow.csv as csv, fedclade\n"
         "def own(data_dir):\n"
@@ -326,12 +377,16 @@ def test_a_function_of_the_config_may_return_one_clients_own_table(tmp_path: Pat
 
 def test_a_client_with_one_label_alone_agrees_on_a_binary_target(tmp_path: Path):
     write_files(tmp_path, ["p.csv"] * 2, patients(NORTH), patients(("rome",)))
-    assert accuracy(serve(tmp_path, {"data.files": "p.csv", "task.name": "binary"}, [{}, {}])) == 1.0
+    assert (
+        accuracy(serve(tmp_path, {"data.files": "p.csv", "task.name": "binary"}, [{}, {}])) == 1.0
+    )
 
 
 def test_labels_of_a_binary_target_are_two(tmp_path: Path):
     write_files(tmp_path, ["p.csv"] * 2, patients(("bern",)), patients(("rome",)))
-    with pytest.raises(Exception, match="should have 2 different values, got 'no' alone of all 2 clients"):
+    with pytest.raises(
+        Exception, match="should have 2 different values, got 'no' alone of all 2 clients"
+    ):
         serve(tmp_path, {"data.files": "p.csv", "task.name": "binary"}, [{}, {}])
 
 
@@ -363,7 +418,9 @@ def test_a_schema_in_the_run_config_is_the_servers(tmp_path: Path):
     """It also says which columns are inputs; the clients do not read the file."""
     write_files(tmp_path, ["p.csv"] * 2, patients(NORTH, ward=[1] * ROWS), patients(SOUTH))
     DECLARED.save(tmp_path / "schema.json")
-    run = serve(tmp_path, {"data.files": "p.csv", "data.schema": str(tmp_path / "schema.json")}, [{}, {}])
+    run = serve(
+        tmp_path, {"data.files": "p.csv", "data.schema": str(tmp_path / "schema.json")}, [{}, {}]
+    )
     assert accuracy(run) == 1.0
     assert run.summary["inputs"]["columns"] == ["city=bern", "city=oslo", "city=rome"]
 
@@ -376,8 +433,14 @@ def test_a_schema_may_stand_in_the_run_config_as_text(tmp_path: Path):
 
 
 DIFFERENT: dict[str, tuple[dict[str, list[Any]], str]] = {
-    "category": (patients(("paris", "oslo")), "column 'city' has 'paris' in row 1, which is no category of the schema"),
-    "label": (patients(SOUTH, {"oslo": "yes", "": "died"}), "column 'back' has 'died' in row 2, which is no label of"),
+    "category": (
+        patients(("paris", "oslo")),
+        "column 'city' has 'paris' in row 1, which is no category of the schema",
+    ),
+    "label": (
+        patients(SOUTH, {"oslo": "yes", "": "died"}),
+        "column 'back' has 'died' in row 2, which is no label of",
+    ),
     "columns": (
         {"town": ["oslo"] * ROWS, "back": ["no", "yes"] * 30},
         "lacks 'city' and has besides 'town'; name 'inputs'",
@@ -428,8 +491,14 @@ def test_a_newcomer_that_fits_encodes_by_the_agreed_schema():
 
 
 STRUCTURES: dict[str, tuple[dict[str, list[Any]], str]] = {
-    "columns": ({"town": ["oslo"] * ROWS, "back": ["no", "yes"] * 30}, "column 'town' is only in its data; column 'ci"),
-    "kind": ({"city": [1.5] * ROWS, "back": ["no", "yes"] * 30}, "column 'city' is a number in its data and a categor"),
+    "columns": (
+        {"town": ["oslo"] * ROWS, "back": ["no", "yes"] * 30},
+        "column 'town' is only in its data; column 'ci",
+    ),
+    "kind": (
+        {"city": [1.5] * ROWS, "back": ["no", "yes"] * 30},
+        "column 'city' is a number in its data and a categor",
+    ),
     "task": (
         {"city": ["oslo"] * ROWS, "back": [0.5] * ROWS},
         "the task is regression in its data and classification in the others' data",
@@ -474,15 +543,22 @@ def test_where_most_declare_a_schema_the_most_frequent_one_counts():
             return federation_from_frame(table, "id", "back", schema=schema)
 
         grid.nodes[node_of(number)] = LocalNode(client_app("mclr", data), {"partition-id": number})
-    with pytest.raises(UpdateError, match=r"2 of 3 clients connected.*label 1 is 'yes' in its .* and 'no' in the"):
+    with pytest.raises(
+        UpdateError, match=r"2 of 3 clients connected.*label 1 is 'yes' in its .* and 'no' in the"
+    ):
         federated(grid, "fedavg", **SETTINGS)
 
 
 def test_data_without_names_does_not_join_tables():
     grid = grid_of_frames(patients(NORTH), patients(SOUTH), patients(SOUTH))
     arrays = torch.eye(3).repeat(20, 1), torch.arange(ROWS) % 2
-    grid.nodes[node_of(2)] = LocalNode(client_app("mclr", lambda _: federation({"h": arrays})), {"partition-id": 2})
-    with pytest.raises(UpdateError, match="its data has no named columns and no texts, and the other clients' data ha"):
+    grid.nodes[node_of(2)] = LocalNode(
+        client_app("mclr", lambda _: federation({"h": arrays})), {"partition-id": 2}
+    )
+    with pytest.raises(
+        UpdateError,
+        match="its data has no named columns and no texts, and the other clients' data ha",
+    ):
         federated(grid, "fedavg", **SETTINGS)
 
 
@@ -492,7 +568,10 @@ def test_tables_do_not_join_data_without_names():
     for number in (1, 2):
         app = client_app("mclr", lambda _: federation({"h": arrays}))
         grid.nodes[node_of(number)] = LocalNode(app, {"partition-id": number})
-    with pytest.raises(UpdateError, match="its data has named columns or texts, and the other clients' data has not"):
+    with pytest.raises(
+        UpdateError,
+        match="its data has named columns or texts, and the other clients' data has not",
+    ):
         federated(grid, "fedavg", **SETTINGS)
 
 
@@ -500,7 +579,12 @@ def test_a_run_that_goes_on_keeps_its_schema(tmp_path: Path):
     """One that comes back need not disclose anything again, and one with a new category is refused."""
     folder = tmp_path / "run"
     frames = [patients(NORTH), patients(SOUTH)]
-    federated(housed(grid_of_frames(*frames), tmp_path), "fedavg", folder=folder, **{**SETTINGS, "rounds": 2})
+    federated(
+        housed(grid_of_frames(*frames), tmp_path),
+        "fedavg",
+        folder=folder,
+        **{**SETTINGS, "rounds": 2},
+    )
     before = (folder / SCHEMA).read_text()
     grid = housed(grid_of_frames(*frames, patients(("paris",))), tmp_path)
     replies = requests_to(grid)
@@ -516,10 +600,15 @@ def test_a_run_does_not_go_on_with_another_schema_or_a_damaged_one(tmp_path: Pat
     settings = {**SETTINGS, "rounds": 1, "folder": folder}
     grid = housed(grid_of_frames(patients(NORTH), patients(SOUTH)), tmp_path)
     federated(grid, "fedavg", **settings)
-    with pytest.raises(RunError, match="have agreed on another schema: the target is 'back' in the run and none in"):
+    with pytest.raises(
+        RunError, match="have agreed on another schema: the target is 'back' in the run and none in"
+    ):
         federated(grid, "fedavg", schema=DECLARED, **settings)
     (folder / SCHEMA).write_text(DECLARED.to_json())
-    with pytest.raises(RunError, match=r"clients\.json is damaged .*: schema\.json is not the schema that the clients"):
+    with pytest.raises(
+        RunError,
+        match=r"clients\.json is damaged .*: schema\.json is not the schema that the clients",
+    ):
         federated(grid, "fedavg", **settings)
 
 
@@ -531,21 +620,27 @@ def test_a_policy_may_forbid_to_disclose_values():
     grid = grid_of_frames(patients(NORTH), patients(SOUTH))
     grid.nodes[node_of(1)].config = {"partition-id": 1, "share-schema": False}
     with pytest.raises(
-        UpdateError, match="the client's policy forbids to send the categories, labels and words of its"
+        UpdateError,
+        match="the client's policy forbids to send the categories, labels and words of its",
     ):
         federated(grid, "fedavg", **SETTINGS)
 
 
 def private_grid(tmp_path: Path, **node: Any) -> LocalGrid:
     privacy = DifferentialPrivacy(clip_norm=1.0, noise_multiplier=0.01)
-    app = app_of_frames([patients(NORTH), patients(SOUTH)], privacy=privacy, budget=Budget(epsilon=float("inf")))
+    app = app_of_frames(
+        [patients(NORTH), patients(SOUTH)], privacy=privacy, budget=Budget(epsilon=float("inf"))
+    )
     grid = LocalGrid({node_of(k): LocalNode(app, {"partition-id": k, **node}) for k in range(2)})
     return housed(grid, tmp_path)
 
 
 def test_private_clients_disclose_values_only_if_their_policy_says_so(tmp_path: Path):
     settings = {**SETTINGS, "rounds": 1}
-    with pytest.raises(UpdateError, match="words of its data of a client with differential privacy; declare a schema"):
+    with pytest.raises(
+        UpdateError,
+        match="words of its data of a client with differential privacy; declare a schema",
+    ):
         federated(private_grid(tmp_path / "a"), "fedavg", **settings)
     federated(private_grid(tmp_path / "b", **{"share-schema": True}), "fedavg", **settings)
     federated(private_grid(tmp_path / "c"), "fedavg", schema=DECLARED, **settings)
@@ -553,13 +648,18 @@ def test_private_clients_disclose_values_only_if_their_policy_says_so(tmp_path: 
 
 def test_a_refusal_names_no_value_that_may_not_leave(tmp_path: Path):
     few = replace(DECLARED, inputs=(replace(DECLARED.inputs[0], categories=("bern", "oslo")),))
-    with pytest.raises(UpdateError, match="column 'city' has a value that is no category of the schema") as caught:
+    with pytest.raises(
+        UpdateError, match="column 'city' has a value that is no category of the schema"
+    ) as caught:
         federated(private_grid(tmp_path), "fedavg", schema=few, **SETTINGS)
     assert "rome" not in str(caught.value)
 
 
 def test_numbers_are_no_values_to_hide(tmp_path: Path):
-    numbers = {"risk": [float(row % 7) for row in range(ROWS)], "back": [row % 2 for row in range(ROWS)]}
+    numbers = {
+        "risk": [float(row % 7) for row in range(ROWS)],
+        "back": [row % 2 for row in range(ROWS)],
+    }
     privacy = DifferentialPrivacy(clip_norm=1.0, noise_multiplier=0.01)
     grid = grid_of_frames(numbers, numbers, privacy=privacy, budget=Budget(epsilon=float("inf")))
     run = federated(housed(grid, tmp_path), "fedavg", **{**SETTINGS, "rounds": 1})
@@ -570,7 +670,8 @@ def test_few_rows_disclose_nothing():
     grid = grid_of_frames(patients(NORTH), patients(SOUTH))
     grid.nodes[node_of(1)].config = {"partition-id": 1, "min-part": ROWS + 1}
     with pytest.raises(
-        UpdateError, match="forbids to send the categories, labels and words of 60 examples, of which the"
+        UpdateError,
+        match="forbids to send the categories, labels and words of 60 examples, of which the",
     ):
         federated(grid, "fedavg", **SETTINGS)
 
@@ -584,7 +685,9 @@ PROPOSAL = {
 
 
 def read(**changes: Any) -> Any:
-    return read_proposal(Content.of(record({"number": 3, "proposal": json.dumps({**PROPOSAL, **changes})})))
+    return read_proposal(
+        Content.of(record({"number": 3, "proposal": json.dumps({**PROPOSAL, **changes})}))
+    )
 
 
 def test_a_proposal_survives_a_message():
@@ -597,13 +700,25 @@ def test_a_proposal_survives_a_message():
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"schema": 3}, "its proposal is malformed: a schema should be a table of inputs, labels and so on, got 3"),
-        ({"schema": {}}, "its proposal is malformed: a schema should have inputs, or words of texts, got neither"),
-        ({"schema": {"words": ["a", "a"]}}, "words of a schema should be different names, got 'a' more than once"),
+        (
+            {"schema": 3},
+            "its proposal is malformed: a schema should be a table of inputs, labels and so on, got 3",
+        ),
+        (
+            {"schema": {}},
+            "its proposal is malformed: a schema should have inputs, or words of texts, got neither",
+        ),
+        (
+            {"schema": {"words": ["a", "a"]}},
+            "words of a schema should be different names, got 'a' more than once",
+        ),
         ({"is_fixed": 1}, "its proposal is malformed: is_fixed 1"),
         ({"vocabulary_size": -1}, "its proposal is malformed: is_fixed False, vocabulary_size -1"),
         ({"word_counts": [0]}, r"its proposal is malformed: word_counts \[0\]"),
-        ({"word_counts": [2**60]}, r"its proposal is malformed: word_counts \[1152921504606846976\]"),
+        (
+            {"word_counts": [2**60]},
+            r"its proposal is malformed: word_counts \[1152921504606846976\]",
+        ),
         ({"word_counts": []}, "its proposal has 0 word counts, expected 1"),
         ({"more": 1}, "its proposal should have a schema and word counts, got"),
     ],
@@ -630,7 +745,12 @@ def test_a_malformed_proposal_shuts_out_its_client_alone():
 def test_one_that_says_it_encodes_otherwise_is_refused():
     grid = grid_of_frames(patients(NORTH), patients(SOUTH), patients(SOUTH))
     spoil(
-        grid, 2, "hello", lambda honest: worded(encoding="ab" * 16)(honest) if "layout" in honest["fedclade"] else None
+        grid,
+        2,
+        "hello",
+        lambda honest: (
+            worded(encoding="ab" * 16)(honest) if "layout" in honest["fedclade"] else None
+        ),
     )
     run = federated(grid, "fedavg", network=network_of(grid, clients=2), **SETTINGS)
     assert "its data is not encoded by the agreed schema" in refusals(run)[0]
@@ -639,7 +759,9 @@ def test_one_that_says_it_encodes_otherwise_is_refused():
 def test_the_agreed_schema_is_read_as_it_was_written():
     assert read_agreed(Content.of(record({"agreed": write_agreed(DECLARED)}))) == DECLARED
     assert read_agreed(Content.of(record({}))) is None
-    with pytest.raises(UpdateError, match="the agreed schema is malformed: unknown key of a schema: 'x'"):
+    with pytest.raises(
+        UpdateError, match="the agreed schema is malformed: unknown key of a schema: 'x'"
+    ):
         read_agreed(Content.of(record({"agreed": '{"x": 1}'})))
 
 
@@ -660,13 +782,18 @@ def test_a_client_answers_nothing_without_the_agreed_schema():
 def test_a_schema_that_cannot_be_read_says_so(tmp_path: Path):
     (tmp_path / "schema.json").write_text('{"inputs": {"city": 3}}')
     grid = grid_of_frames(patients(NORTH), patients(SOUTH))
-    with pytest.raises(ConfigError, match=r"schema\.json: column 'city' of a schema should be 'number', 'text' or a l"):
+    with pytest.raises(
+        ConfigError,
+        match=r"schema\.json: column 'city' of a schema should be 'number', 'text' or a l",
+    ):
         federated(grid, "fedavg", schema=tmp_path / "schema.json", **SETTINGS)
 
 
 def pictures(scale: float) -> Any:
     """Return a client of a pool whose columns have names, though nothing can encode them again."""
-    frame = pa.table({"risk": [scale * row for row in range(ROWS)], "back": [0, 1] * 30, "id": ["h"] * ROWS})
+    frame = pa.table(
+        {"risk": [scale * row for row in range(ROWS)], "back": [0, 1] * 30, "id": ["h"] * ROWS}
+    )
     return replace(federation_from_frame(frame, "id", "back"), encoding=None)
 
 
@@ -674,12 +801,17 @@ def test_names_that_cannot_be_encoded_again_must_be_the_same():
     """As those of a data folder, or the words of a data set that all nodes load."""
     other = pictures(1.0)
     assert other.pool.columns is not None
-    other = replace(other, pool=replace(other.pool, columns=replace(other.pool.columns, inputs=("age",))))
+    other = replace(
+        other, pool=replace(other.pool, columns=replace(other.pool.columns, inputs=("age",)))
+    )
     grid = grid_of_frames(*[patients(NORTH)] * 3)
     for number, made in enumerate((pictures(1.0), other, pictures(2.0))):
-        grid.nodes[node_of(number)] = LocalNode(client_app("mclr", lambda _, made=made: made), {"partition-id": number})
+        grid.nodes[node_of(number)] = LocalNode(
+            client_app("mclr", lambda _, made=made: made), {"partition-id": number}
+        )
     with pytest.raises(
-        UpdateError, match="101 was refused: its columns, labels or words are encoded otherwise than the"
+        UpdateError,
+        match="101 was refused: its columns, labels or words are encoded otherwise than the",
     ):
         federated(grid, "fedavg", **SETTINGS)
 
@@ -699,7 +831,8 @@ def test_a_table_does_not_join_a_run_without_a_schema():
         grid.nodes[node_of(number)] = LocalNode(connecting, {"partition-id": number})
     run = federated(grid, "fedavg", network=network_of(grid, clients=2), **SETTINGS)
     assert (
-        "its data has named columns or texts, and the clients of this run have agreed on no schema" in refusals(run)[0]
+        "its data has named columns or texts, and the clients of this run have agreed on no schema"
+        in refusals(run)[0]
     )
 
 
@@ -708,7 +841,8 @@ def test_schemas_that_are_too_long_do_not_leave(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(module, "LONGEST_PROPOSAL", 50)
     grid = grid_of_frames(patients(NORTH), patients(SOUTH))
     with pytest.raises(
-        UpdateError, match=r"the schema of this client's data takes \d+ characters, at most 50; leave col"
+        UpdateError,
+        match=r"the schema of this client's data takes \d+ characters, at most 50; leave col",
     ):
         federated(grid, "fedavg", **SETTINGS)
     monkeypatch.setattr(module, "LONGEST_SCHEMA", 40)

@@ -19,14 +19,25 @@ from tests.tiny import federation_of, linear, perceptron
 CONTEXT = Context(1, 0, {}, RecordDict(), {})
 
 
-def test_a_server_app_runs_and_shows_what_came_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_server_app_runs_and_shows_what_came_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     grid, folder = grid_of(federation_of(FOUR)), tmp_path / "run"
     app = server_app(
-        CFL(split_rounds=(2,), eps2=1e-6), perceptron, rounds=3, local=LOCAL, network=network_of(grid), folder=folder
+        CFL(split_rounds=(2,), eps2=1e-6),
+        perceptron,
+        rounds=3,
+        local=LOCAL,
+        network=network_of(grid),
+        folder=folder,
     )
     app(grid, CONTEXT)
     told = capsys.readouterr().out
-    assert [line.split(",")[0] for line in told.splitlines()[:3]] == ["round 1", "round 2", "round 3"]
+    assert [line.split(",")[0] for line in told.splitlines()[:3]] == [
+        "round 1",
+        "round 2",
+        "round 3",
+    ]
     assert "2 clusters" in told.splitlines()[2]
     assert "ARI 1.00" in told.splitlines()[2]
     assert f"run folder: {folder}" in told
@@ -46,8 +57,17 @@ def test_without_a_folder_nothing_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_round_that_was_not_evaluated_is_told_of_without_scores(capsys: pytest.CaptureFixture[str]):
-    row = {"round": 2, "clients_trained": 3, "clusters": 1, "accuracy_mean": None, "ari": None, "seconds": 1.25}
+def test_a_round_that_was_not_evaluated_is_told_of_without_scores(
+    capsys: pytest.CaptureFixture[str],
+):
+    row = {
+        "round": 2,
+        "clients_trained": 3,
+        "clusters": 1,
+        "accuracy_mean": None,
+        "ari": None,
+        "seconds": 1.25,
+    }
     print_round(row, ParameterTree.root_only(range(3), linear(0)[1].weight.detach().flatten()))
     assert capsys.readouterr().out == "round 2, 3 clients trained, 1 cluster, 1.2 s\n"
 

@@ -14,9 +14,27 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from fedclade.algorithms import FedAvg
 from fedclade.core.errors import ConfigError, UpdateError
 from fedclade.flower import LocalGrid, LocalNode, Network, wire
-from fedclade.flower.signing import KEY_FILE, Key, Request, key_of, read_keys, signed, verified, with_nonce
+from fedclade.flower.signing import (
+    KEY_FILE,
+    Key,
+    Request,
+    key_of,
+    read_keys,
+    signed,
+    verified,
+    with_nonce,
+)
 from fedclade.flower.wire import Content
-from tests.flower.grids import FOUR, app_of, federated, grid_of, housed, network_of, node_of, reasons
+from tests.flower.grids import (
+    FOUR,
+    app_of,
+    federated,
+    grid_of,
+    housed,
+    network_of,
+    node_of,
+    reasons,
+)
 from tests.tiny import federation_of
 
 VICTIM, THIEF = 1, 2
@@ -43,21 +61,38 @@ def test_a_signed_answer_is_its_signers():
 
 
 def changed(record: RecordDict, name: str, **values: Any) -> RecordDict:
-    return RecordDict({**record, name: ConfigRecord({**dict(record.config_records[name]), **values})})
+    return RecordDict(
+        {**record, name: ConfigRecord({**dict(record.config_records[name]), **values})}
+    )
 
 
 FORGED: dict[str, tuple[Callable[[RecordDict], RecordDict], str]] = {
-    "no signature": (lambda told: RecordDict({k: v for k, v in told.items() if k != "signed"}), "is not signed"),
+    "no signature": (
+        lambda told: RecordDict({k: v for k, v in told.items() if k != "signed"}),
+        "is not signed",
+    ),
     "another nonce": (
         lambda told: changed(told, "signed", nonce="0" * 32),
         "does not return the nonce of its question",
     ),
-    "another key": (lambda told: changed(told, "signed", key=Key.new().public), "did not sign this answer"),
+    "another key": (
+        lambda told: changed(told, "signed", key=Key.new().public),
+        "did not sign this answer",
+    ),
     "no key": (lambda told: changed(told, "signed", key="zz"), "key 'zz' did not sign this answer"),
-    "a short signature": (lambda told: changed(told, "signed", signature="00"), "did not sign this answer"),
+    "a short signature": (
+        lambda told: changed(told, "signed", signature="00"),
+        "did not sign this answer",
+    ),
     "another word": (lambda told: changed(told, "fedclade", size=4), "did not sign this answer"),
-    "one word more": (lambda told: changed(told, "fedclade", more=True), "did not sign this answer"),
-    "text for bytes": (lambda told: changed(told, "fedclade", raw="00"), "did not sign this answer"),
+    "one word more": (
+        lambda told: changed(told, "fedclade", more=True),
+        "did not sign this answer",
+    ),
+    "text for bytes": (
+        lambda told: changed(told, "fedclade", raw="00"),
+        "did not sign this answer",
+    ),
     "another vector": (
         lambda told: RecordDict({**told, "vectors": answered_zeros().array_records["vectors"]}),
         "did not sign this answer",
@@ -148,7 +183,9 @@ def unanswered(message: Message, told: RecordDict, key: Key) -> RecordDict:
     ],
     ids=["blind", "another key", "unsigned"],
 )
-def test_an_answer_in_the_name_of_another_client_is_not_used_and_is_told(forge: Any, why: str, tmp_path: Path):
+def test_an_answer_in_the_name_of_another_client_is_not_used_and_is_told(
+    forge: Any, why: str, tmp_path: Path
+):
     grid = housed(grid_of(federation_of(FOUR)), tmp_path)
     forging(grid, forge)
     run = federated(grid, FedAvg(), rounds=1)
@@ -165,7 +202,9 @@ def test_a_client_that_lost_its_key_with_its_supernode_misses_one_round():
             grid._states.pop(node_of(VICTIM))
 
     run = federated(grid, FedAvg(), rounds=4, on_round=restart)
-    left_out = {(event["round"], *event["clients"]) for event in run.events if event["kind"] == "left_out"}
+    left_out = {
+        (event["round"], *event["clients"]) for event in run.events if event["kind"] == "left_out"
+    }
     assert left_out == {(2, str(VICTIM))}
     assert [row["clients_trained"] for row in run.metric_rows] == [4, 3, 4, 4]
 
@@ -185,13 +224,17 @@ def test_a_key_that_lasts_is_the_client_wherever_its_node_is(tmp_path: Path):
 
     run = federated(grid, FedAvg(), on_round=leave, **settings)
     (why,) = [event["nodes"] for event in run.events if event["kind"] == "refused"]
-    assert why == {"666": "it says it is client 1, and has another key; give it the folder of that client's client.key"}
+    assert why == {
+        "666": "it says it is client 1, and has another key; give it the folder of that client's client.key"
+    }
     del grid.nodes[666]
     grid.nodes[777] = grid.nodes.pop(node_of(VICTIM))
     victim.connected = True
     again = federated(grid, FedAvg(), **{**settings, "rounds": 4})
     assert [row["clients_trained"] for row in again.metric_rows] == [4, 3, 4, 4]
-    assert [event["clients"] for event in again.events if event["kind"] == "reconnected"] == [[VICTIM]]
+    assert [event["clients"] for event in again.events if event["kind"] == "reconnected"] == [
+        [VICTIM]
+    ]
 
 
 def test_a_number_belongs_to_the_key_that_the_operator_lists(tmp_path: Path):
@@ -199,14 +242,20 @@ def test_a_number_belongs_to_the_key_that_the_operator_lists(tmp_path: Path):
     federation = federation_of(FOUR)
     grid = housed(grid_of(federation), tmp_path)
     contexts = {
-        client: Context(1, node_of(client), dict(grid.nodes[node_of(client)].config), RecordDict(), {})
+        client: Context(
+            1, node_of(client), dict(grid.nodes[node_of(client)].config), RecordDict(), {}
+        )
         for client in range(4)
     }
     for context in contexts.values():
         key_of(context)  # makes one
-    public = {c: (tmp_path / str(node_of(c)) / f"{KEY_FILE}.pub").read_text().strip() for c in range(4)}
+    public = {
+        c: (tmp_path / str(node_of(c)) / f"{KEY_FILE}.pub").read_text().strip() for c in range(4)
+    }
     listed = tmp_path / "clients.keys"
-    listed.write_text("# the hospitals\n\n" + "".join(f"{c} {public[c]} hospital-{c}\n" for c in range(3)))
+    listed.write_text(
+        "# the hospitals\n\n" + "".join(f"{c} {public[c]} hospital-{c}\n" for c in range(3))
+    )
     assert read_keys(listed) == {key_of(contexts[c]).public: c for c in range(3)}
     config = {"partition-id": 1, "folder": str(tmp_path / "thief")}
     grid.nodes = {50: LocalNode(app_of(federation), config), **grid.nodes}  # the first to be seen
@@ -265,7 +314,10 @@ def test_a_key_lasts_in_its_folder_and_is_its_owners_alone(tmp_path: Path):
     assert first.lasts
     assert key_of(context).public == first.public
     assert stat.S_IMODE((tmp_path / "mine" / KEY_FILE).stat().st_mode) == 0o600
-    assert [path.name for path in sorted((tmp_path / "mine").iterdir())] == [KEY_FILE, f"{KEY_FILE}.pub"]
+    assert [path.name for path in sorted((tmp_path / "mine").iterdir())] == [
+        KEY_FILE,
+        f"{KEY_FILE}.pub",
+    ]
 
 
 def test_without_a_folder_it_lasts_as_long_as_the_supernode():
@@ -279,7 +331,9 @@ def test_without_a_folder_it_lasts_as_long_as_the_supernode():
 def test_a_key_file_that_holds_none_is_one_clear_error(tmp_path: Path):
     (tmp_path / KEY_FILE).write_text("no key")
     context = Context(1, 1, {"folder": str(tmp_path)}, RecordDict(), {})
-    with pytest.raises(ConfigError, match=r"cannot read the client's key .*client.key: .*make one with: ssh-keygen"):
+    with pytest.raises(
+        ConfigError, match=r"cannot read the client's key .*client.key: .*make one with: ssh-keygen"
+    ):
         key_of(context)
     grid = housed(grid_of(federation_of(FOUR)), tmp_path / "clients")
     grid.nodes[node_of(0)].config = {"partition-id": 0, "folder": str(tmp_path)}
@@ -291,4 +345,7 @@ def test_a_key_file_that_holds_none_is_one_clear_error(tmp_path: Path):
 def test_a_question_without_a_nonce_is_refused():
     grid = grid_of(federation_of(FOUR))
     (reply,) = grid.send_and_receive([Message(wire.record({"what": "hello"}), node_of(0), "query")])
-    assert reply.content["fedclade"]["refused"] == "asked without a nonce, which every question of a server has"
+    assert (
+        reply.content["fedclade"]["refused"]
+        == "asked without a nonce, which every question of a server has"
+    )

@@ -25,7 +25,18 @@ from fedclade.flower.node_registry import CLIENTS
 from fedclade.flower.replies import as_values, read_statistics
 from fedclade.flower.wire import Content
 from fedclade.runs.newcomers import Arrival
-from tests.flower.grids import LOCAL, Spoilt, federated, housed, network_of, node_of, only, reasons, spoil, worded
+from tests.flower.grids import (
+    LOCAL,
+    Spoilt,
+    federated,
+    housed,
+    network_of,
+    node_of,
+    only,
+    reasons,
+    spoil,
+    worded,
+)
 
 NAMES = "abcd"
 BALANCED = Task("binary", class_weights="balanced")
@@ -39,7 +50,10 @@ UNWEIGHTED: dict[str, Any] = {**BOTH, "task": "binary"}
 def part(k: int, size: int = 24, seed: int = 0) -> Any:
     """Return a client's rows: a number far from 0, a small one, 0 or 1 (but for one client), and a constant."""
     draw = np.random.default_rng([seed, k])
-    x = np.stack([draw.normal(3000 + 40 * k, 9 + k, size), draw.normal(k, 0.1, size), np.arange(size) % 2.0], 1)
+    x = np.stack(
+        [draw.normal(3000 + 40 * k, 9 + k, size), draw.normal(k, 0.1, size), np.arange(size) % 2.0],
+        1,
+    )
     x = np.concatenate([x, np.full((size, 1), 7.0)], 1)
     x[0, 2] = 5 if k == 2 else 0
     return x, (np.arange(size) % (k + 2) == 0).astype(np.float32)
@@ -58,8 +72,12 @@ def alone(k: int, size: int | None = None, standardize: Any = "federated") -> Fe
     return replace(made, clients=(replace(made.clients[0], id=k, key=k),))
 
 
-def grid_of(task: Task = BALANCED, made: Callable[[int], Federation] = alone, **settings: Any) -> LocalGrid:
-    app = client_app("mlp", lambda context: made(int(context.node_config["partition-id"])), task=task, **settings)
+def grid_of(
+    task: Task = BALANCED, made: Callable[[int], Federation] = alone, **settings: Any
+) -> LocalGrid:
+    app = client_app(
+        "mlp", lambda context: made(int(context.node_config["partition-id"])), task=task, **settings
+    )
     return LocalGrid({node_of(k): LocalNode(app, {"partition-id": k}) for k in range(4)})
 
 
@@ -84,10 +102,17 @@ def largest_difference(one: Run, other: Run) -> float:
 def test_a_network_scales_and_weighs_as_a_simulation_does():
     grid = grid_of()
     asked = asked_by(grid)
-    there, here = federated(grid, "fedavg", "mlp", **BOTH), simulate("fedavg", "mlp", clients(), engine="loop", **BOTH)
+    there, here = (
+        federated(grid, "fedavg", "mlp", **BOTH),
+        simulate("fedavg", "mlp", clients(), engine="loop", **BOTH),
+    )
     assert largest_difference(there, here) < 1e-5
-    assert [row["accuracy"] for row in there.client_rows] == [row["accuracy"] for row in here.client_rows]
-    assert there.summary["inputs"]["mean"] == pytest.approx(here.summary["inputs"]["mean"], rel=1e-6)
+    assert [row["accuracy"] for row in there.client_rows] == [
+        row["accuracy"] for row in here.client_rows
+    ]
+    assert there.summary["inputs"]["mean"] == pytest.approx(
+        here.summary["inputs"]["mean"], rel=1e-6
+    )
     assert there.summary["inputs"]["std"] == pytest.approx(here.summary["inputs"]["std"], rel=1e-6)
     assert there.summary["inputs"]["std"][3] == 1
     assert sorted(k for k, what in asked if what == "statistics") == [0, 1, 2, 3]
@@ -108,7 +133,9 @@ def test_weights_alone_are_those_of_a_simulation():
     here = simulate("fedavg", "mlp", clients(standardize="client"), engine="loop", **BOTH)
     assert largest_difference(run, here) < 1e-6
     assert run.summary["class_weights"] == here.summary["class_weights"]
-    unweighted = simulate("fedavg", "mlp", clients(standardize="client"), engine="loop", **UNWEIGHTED)
+    unweighted = simulate(
+        "fedavg", "mlp", clients(standardize="client"), engine="loop", **UNWEIGHTED
+    )
     assert largest_difference(run, unweighted) > 0.01
 
 
@@ -125,9 +152,16 @@ def test_newcomers_weigh_labels_as_the_run_did(network: bool, tmp_path: Path):
     few = federation({"new": (rows, rows)}, "binary", standardize="client")
     arrival = Arrival.of(run, few, engine="loop")
     assert torch.equal(arrival.backend.task.weights, torch.tensor(run.summary["class_weights"]))
-    by_rarity, same = Task("binary", class_weights="balanced"), Task("binary", class_weights=[0.7, 1.9])
-    assert torch.equal(Arrival.of(run, few, task=by_rarity).backend.task.weights, arrival.backend.task.weights)
-    assert Arrival.of(run, few, task=same).backend.task.weights.tolist() == pytest.approx([0.7, 1.9])
+    by_rarity, same = (
+        Task("binary", class_weights="balanced"),
+        Task("binary", class_weights=[0.7, 1.9]),
+    )
+    assert torch.equal(
+        Arrival.of(run, few, task=by_rarity).backend.task.weights, arrival.backend.task.weights
+    )
+    assert Arrival.of(run, few, task=same).backend.task.weights.tolist() == pytest.approx(
+        [0.7, 1.9]
+    )
     found = assign(run, few, engine="loop").rows
     numbers = Task("binary", class_weights=run.summary["class_weights"])
     assert found == assign(run, few, engine="loop", task=numbers).rows
@@ -136,7 +170,9 @@ def test_newcomers_weigh_labels_as_the_run_did(network: bool, tmp_path: Path):
 def test_a_run_that_did_not_note_its_weights_says_so():
     run = simulate("fedavg", "mlp", clients(), engine="loop", **{**BOTH, "rounds": 1})
     run.summary.pop("class_weights")
-    with pytest.raises(RunError, match=r"before balanced weights were kept, .*; give fedclade.assign a task="):
+    with pytest.raises(
+        RunError, match=r"before balanced weights were kept, .*; give fedclade.assign a task="
+    ):
         assign(run, clients())
 
 
@@ -150,7 +186,9 @@ def test_a_run_that_goes_on_asks_nobody_again(tmp_path: Path):
     assert kept["count"] == 20 + 24 + 28
     grid = housed(grid_of(), tmp_path)
     asked = asked_by(grid)
-    run = federated(grid, "fedavg", "mlp", folder=folder, network=network_of(grid, clients=3), **BOTH)
+    run = federated(
+        grid, "fedavg", "mlp", folder=folder, network=network_of(grid, clients=3), **BOTH
+    )
     assert {what for _, what in asked} == {"hello", "train", "evaluate"}
     assert sorted(row["client"] for row in run.client_rows if row["round"] == 3) == [0, 1, 2, 3]
     assert run.summary["inputs"]["mean"] == read_statistics(kept, 4, 2).mean.tolist()
@@ -163,11 +201,23 @@ def test_a_run_that_goes_on_asks_nobody_again(tmp_path: Path):
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (worded(means=[float("nan")] * 4), "client 2: sums of 28 training examples that no examples come to: {"),
-        (worded(squares=[-1.0] * 4), "client 2: sums of 28 training examples that no examples come to: {"),
-        (worded(labels=[20, 9]), "client 2: sums of 28 training examples that no examples come to: {"),
+        (
+            worded(means=[float("nan")] * 4),
+            "client 2: sums of 28 training examples that no examples come to: {",
+        ),
+        (
+            worded(squares=[-1.0] * 4),
+            "client 2: sums of 28 training examples that no examples come to: {",
+        ),
+        (
+            worded(labels=[20, 9]),
+            "client 2: sums of 28 training examples that no examples come to: {",
+        ),
         (worded(means=[1.0]), "client 2: expected 4 means of type float, got [1.0]"),
-        (worded(numbers=[1, 1, 0, 0]), "client 2: expected 4 numbers of type bool, got [1, 1, 0, 0]"),
+        (
+            worded(numbers=[1, 1, 0, 0]),
+            "client 2: expected 4 numbers of type bool, got [1, 1, 0, 0]",
+        ),
         (worded(labels=None), "client 2: expected 2 labels of type int, got []"),
         (worded(count=29), "client 2: sums of 29 training examples, but the client joined with 28"),
     ],
@@ -179,7 +229,9 @@ def test_sums_are_checked_and_those_of_most_will_do(
     spoil(grid, 2, "statistics", change)
     run = federated(grid, "fedavg", "mlp", **{**BOTH, "rounds": 1})
     (said,) = (message for message in caplog.messages if "come to, by which" in message)
-    assert said.startswith(f"3 of 4 clients tell what their examples come to, by which all scale or weigh: {told}")
+    assert said.startswith(
+        f"3 of 4 clients tell what their examples come to, by which all scale or weigh: {told}"
+    )
     theirs = np.concatenate([part(k, 20 + 4 * k)[0] for k in (0, 1, 3)])
     assert run.summary["inputs"]["mean"][:2] == pytest.approx(theirs.mean(0)[:2])
     assert len({row["client"] for row in run.client_rows}) == 4
@@ -190,7 +242,10 @@ def test_sums_of_two_are_not_those_of_three():
     grid = grid_of()
     grid.nodes[node_of(3)].connected = False
     spoil(grid, 2, "statistics", worded(count=29))
-    with pytest.raises(UpdateError, match=r"2 of 3 clients tell what their examples come to, .*, and 3 are needed: cl"):
+    with pytest.raises(
+        UpdateError,
+        match=r"2 of 3 clients tell what their examples come to, .*, and 3 are needed: cl",
+    ):
         federated(grid, "fedavg", "mlp", network=network_of(grid, clients=3), **BOTH)
 
 
@@ -216,14 +271,19 @@ def test_a_client_tells_no_sums_that_it_does_not_need_itself():
     for k in range(4):  # a server that asks all the same
         node = grid.nodes[node_of(k)]
         node.app = Spoilt(node.app, only("hello", worded(scaled=True)))
-    with pytest.raises(UpdateError, match="client 0: asked for sums of its examples, and neither its inputs nor its"):
+    with pytest.raises(
+        UpdateError,
+        match="client 0: asked for sums of its examples, and neither its inputs nor its",
+    ):
         federated(grid, "fedavg", "mlp", **UNWEIGHTED)
 
 
 def test_private_clients_tell_no_sums(tmp_path: Path):
     privacy = DifferentialPrivacy(clip_norm=1.0, noise_multiplier=1.0)
     grid = housed(grid_of(privacy=privacy, budget=Budget(epsilon=9.0)), tmp_path)
-    with pytest.raises(UpdateError, match="clients with differential privacy do not tell sums of their data"):
+    with pytest.raises(
+        UpdateError, match="clients with differential privacy do not tell sums of their data"
+    ):
         federated(grid, "fedavg", "mlp", **BOTH)
 
 
@@ -244,11 +304,18 @@ def test_a_client_does_not_train_without_the_sums_of_all():
 
 def test_data_that_cannot_be_scaled_says_so():
     with pytest.raises(ConfigError, match="standardize should be 'none' for inputs int64"):
-        federation({"a": (np.arange(40).reshape(20, 2), np.arange(20) % 2)}, standardize="federated")
+        federation(
+            {"a": (np.arange(40).reshape(20, 2), np.arange(20) % 2)}, standardize="federated"
+        )
 
 
 def test_statistics_survive_a_message_to_the_bit():
-    one = Statistics(3, torch.tensor([0.1, 1e-300]).double(), torch.tensor([1 / 3, 0]), torch.tensor([True, False]))
+    one = Statistics(
+        3,
+        torch.tensor([0.1, 1e-300]).double(),
+        torch.tensor([1 / 3, 0]),
+        torch.tensor([True, False]),
+    )
     again = read_statistics(json.loads(json.dumps(as_values(one))), 2, 0)
     assert torch.equal(again.means, one.means)
     assert again.numbers.tolist() == [True, False]
@@ -260,7 +327,11 @@ def honest(seed: int) -> Statistics:
     rows = torch.from_numpy(np.random.default_rng(seed).normal((0.5, 10.0), (1.0, 2.0), (100, 2)))
     mean = rows.mean(0)
     return Statistics(
-        100, mean, (rows - mean).square().sum(0), torch.tensor([True, True]), torch.tensor([40 + seed, 60 - seed])
+        100,
+        mean,
+        (rows - mean).square().sum(0),
+        torch.tensor([True, True]),
+        torch.tensor([40 + seed, 60 - seed]),
     )
 
 
@@ -295,5 +366,10 @@ def test_honest_statistics_are_within_bounds_to_the_bit():
     clients = [honest(seed) for seed in range(5)]
     assert all(a is b for a, b in zip(bounded(clients, 2.0), clients, strict=True))
     assert bounded(clients[:2], 2.0) == clients[:2]
-    alike = Statistics(9, torch.ones(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64), torch.ones(2) > 0)
+    alike = Statistics(
+        9,
+        torch.ones(2, dtype=torch.float64),
+        torch.zeros(2, dtype=torch.float64),
+        torch.ones(2) > 0,
+    )
     assert bounded([alike] * 4, 2.0) == [alike] * 4

@@ -14,7 +14,18 @@ from fedclade.core import UpdateError
 from fedclade.core.errors import DataError
 from fedclade.flower import LocalGrid
 from fedclade.flower.client_handler import ClientHandler
-from tests.flower.grids import CFL_OF_TWO, FOUR, LOCAL, federated, grid_of, network_of, node_of, reasons, spoil, worded
+from tests.flower.grids import (
+    CFL_OF_TWO,
+    FOUR,
+    LOCAL,
+    federated,
+    grid_of,
+    network_of,
+    node_of,
+    reasons,
+    spoil,
+    worded,
+)
 from tests.tiny import FEATURES, task_federation
 
 HUBER = Task(loss="huber", metrics=["mae", "r2"])
@@ -36,10 +47,16 @@ def grid(federation: Federation, task: Task | str | None, **settings: Any) -> Lo
         ("binary", Task(metrics=["auroc", "f1"], class_weights=[1, 2]), ["auroc", "f1"]),
     ],
 )
-def test_a_network_runs_a_task_as_a_simulation_does(kind: Any, task: Task, names: list[str], tmp_path: Path):
+def test_a_network_runs_a_task_as_a_simulation_does(
+    kind: Any, task: Task, names: list[str], tmp_path: Path
+):
     federation = task_federation(kind, FOUR)
-    there = federated(grid(federation, task), CFL_OF_TWO, network, task=task, folder=tmp_path / "run")
-    here = simulate(CFL_OF_TWO, network, federation, local=LOCAL, rounds=4, engine="loop", task=task)
+    there = federated(
+        grid(federation, task), CFL_OF_TWO, network, task=task, folder=tmp_path / "run"
+    )
+    here = simulate(
+        CFL_OF_TWO, network, federation, local=LOCAL, rounds=4, engine="loop", task=task
+    )
     assert [metric["name"] for metric in there.summary["metrics"]] == names
     for name in names:
         assert [row[name] for row in there.client_rows] == pytest.approx(
@@ -47,7 +64,9 @@ def test_a_network_runs_a_task_as_a_simulation_does(kind: Any, task: Task, names
         )
     assert there.summary["metrics"] == here.summary["metrics"]
     assert there.config["task"] == here.config["task"]
-    assert {leaf.members for leaf in there.tree.leaves} == {leaf.members for leaf in here.tree.leaves}
+    assert {leaf.members for leaf in there.tree.leaves} == {
+        leaf.members for leaf in here.tree.leaves
+    }
 
 
 def test_the_server_must_have_the_task_of_the_clients():
@@ -64,9 +83,14 @@ def test_a_client_of_another_task_is_refused():
     federation = task_federation("regression", FOUR)
     one = grid(federation, HUBER)
     one.nodes[node_of(2)] = grid(federation, None).nodes[node_of(2)]
-    run = federated(one, "fedavg", network, task=HUBER, network=network_of(one, clients=3), rounds=1)
+    run = federated(
+        one, "fedavg", network, task=HUBER, network=network_of(one, clients=3), rounds=1
+    )
     refused = [event for event in run.events if "refused" in event["kind"]]
-    assert "its task is 'regression: mse; mae', and the others' is 'regression: huber; mae, r2'" in str(refused)
+    assert (
+        "its task is 'regression: mse; mae', and the others' is 'regression: huber; mae, r2'"
+        in str(refused)
+    )
     assert sorted(row["client"] for row in run.client_rows) == [0, 1, 3]
 
 
@@ -97,7 +121,9 @@ def test_a_client_with_one_class_has_no_score_over_a_network_either(tmp_path: Pa
     federation = task_federation("binary", FOUR)
     federation.pool.y[federation.by_id[2].test] = 1.0
     task = Task(metrics=["auroc"])
-    there = federated(grid(federation, task), "fedavg", network, task=task, rounds=1, folder=tmp_path / "run")
+    there = federated(
+        grid(federation, task), "fedavg", network, task=task, rounds=1, folder=tmp_path / "run"
+    )
     here = simulate("fedavg", network, federation, local=LOCAL, rounds=1, engine="loop", task=task)
     assert reasons(there) == {}
     assert there.summary["auroc"] == pytest.approx(here.summary["auroc"], rel=1e-4)
@@ -111,18 +137,25 @@ def broadcasting(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 def test_a_loss_of_ones_own_gets_outputs_in_the_shape_of_targets_over_a_network_too():
     federation = task_federation("regression", FOUR)
     tasks = Task(loss=broadcasting), Task(loss="mae")
-    own, named = (federated(grid(federation, each), "fedavg", network, task=each, rounds=2) for each in tasks)
+    own, named = (
+        federated(grid(federation, each), "fedavg", network, task=each, rounds=2) for each in tasks
+    )
     assert own.summary["mae"] == pytest.approx(named.summary["mae"], rel=1e-4)
 
 
 def test_a_loss_over_the_batch_is_part_of_the_task_that_clients_and_server_agree_on():
     federation = task_federation("regression", FOUR)
     clients = grid(federation, Task(loss=broadcasting, loss_over="batch"))
-    with pytest.raises(ConfigError, match=r"broadcasting over the batch; mae'; give federate and client_app the same"):
+    with pytest.raises(
+        ConfigError,
+        match=r"broadcasting over the batch; mae'; give federate and client_app the same",
+    ):
         federated(clients, "fedavg", network, task=Task(loss=broadcasting))
 
 
 def test_errors_of_the_task_are_the_clients_own():
     federation = task_federation("regression", FOUR)
-    with pytest.raises((ConfigError, DataError, UpdateError), match="'auroc' does not fit a regression task"):
+    with pytest.raises(
+        (ConfigError, DataError, UpdateError), match="'auroc' does not fit a regression task"
+    ):
         ClientHandler(federation.alone(0), network, task=Task(metrics=["auroc"]))

@@ -32,7 +32,9 @@ def wide(seed: int = 0) -> nn.Module:
     """Return a model whose permutation is long enough to look for parts of it."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return nn.Sequential(nn.Linear(FEATURES, 32), nn.ReLU(), nn.BatchNorm1d(32), nn.Linear(32, LABELS))
+        return nn.Sequential(
+            nn.Linear(FEATURES, 32), nn.ReLU(), nn.BatchNorm1d(32), nn.Linear(32, LABELS)
+        )
 
 
 class Recording(LocalGrid):
@@ -142,7 +144,9 @@ SOURCES = sorted({*Path(fedclade.__file__).parent.rglob("*.py")} - {*WITHIN_RAY.
 def test_nothing_is_pickled():
     """No module imports what pickles, and none reads with what may unpickle."""
     assert len(SOURCES) > 100
-    for path, node in ((source, node) for source in SOURCES for node in ast.walk(ast.parse(source.read_text()))):
+    for path, node in (
+        (source, node) for source in SOURCES for node in ast.walk(ast.parse(source.read_text()))
+    ):
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -151,8 +155,17 @@ def test_nothing_is_pickled():
         assert not PICKLING & {name.split(".")[0] for name in names}, path
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             called = ast.unparse(node.func)
-            assert called not in ("torch.load", "torch.save", "pd.read_pickle", "pandas.read_pickle"), path
-            pickles = [ast.unparse(keyword.value) for keyword in node.keywords if keyword.arg == "allow_pickle"]
+            assert called not in (
+                "torch.load",
+                "torch.save",
+                "pd.read_pickle",
+                "pandas.read_pickle",
+            ), path
+            pickles = [
+                ast.unparse(keyword.value)
+                for keyword in node.keywords
+                if keyword.arg == "allow_pickle"
+            ]
             assert pickles in ([], ["False"]), path
 
 
@@ -174,7 +187,9 @@ def test_vectors_arrive_as_they_were_sent():
         assert sent.size == 7 * dtype.itemsize
         assert torch.equal(wire.read_vector(sent.vector("v"), (7,), dtype, "it"), vector)
         assert wire.read_vector(sent.vector("v"), (7, 1), dtype, "it").shape == (7, 1)
-    with pytest.raises(UpdateError, match=r"it of 56 bytes, expected 28 for shape \(7,\) of torch.float32"):
+    with pytest.raises(
+        UpdateError, match=r"it of 56 bytes, expected 28 for shape \(7,\) of torch.float32"
+    ):
         wire.read_vector(sent.vector("v"), (7,), torch.float32, "it")
     with pytest.raises(UpdateError, match=r"there is no vector 'w', only \['v'\]"):
         sent.vector("w")
@@ -207,7 +222,9 @@ def test_models_of_other_frozen_values_have_other_digests():
 
     models = [half_frozen(0.1), half_frozen(0.2), half_frozen(0.1).requires_grad_(True)]
     assert len({wire.layout_digest(Layout.of(model)) for model in models}) == 3
-    assert wire.layout_digest(Layout.of(half_frozen(0.1))) == wire.layout_digest(Layout.of(models[0]))
+    assert wire.layout_digest(Layout.of(half_frozen(0.1))) == wire.layout_digest(
+        Layout.of(models[0])
+    )
 
 
 def test_a_layout_digest_tells_what_is_personal():

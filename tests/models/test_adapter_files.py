@@ -40,7 +40,9 @@ def base() -> nn.Module:
 
 
 def adapted() -> nn.Module:
-    module = Parts(adapter=LoRA(targets=("fc1",), rank=2, alpha=4.0, train=("head",))).applied(base())
+    module = Parts(adapter=LoRA(targets=("fc1",), rank=2, alpha=4.0, train=("head",))).applied(
+        base()
+    )
     for parameter in module.parameters():
         if parameter.requires_grad:
             nn.init.normal_(parameter)
@@ -74,7 +76,9 @@ def test_an_adapter_written_and_loaded_is_the_same(tmp_path):
     save_adapter(tmp_path, trained(module), 4.0)
     again = load_adapter(tmp_path, base())
     assert again.state_dict().keys() == module.state_dict().keys()
-    assert all(torch.equal(value, module.state_dict()[name]) for name, value in again.state_dict().items())
+    assert all(
+        torch.equal(value, module.state_dict()[name]) for name, value in again.state_dict().items()
+    )
     assert Layout.of(again) == Layout.of(module)
     assert again["blocks"][0]["fc1"].scaling == 4 / 2
 
@@ -97,9 +101,21 @@ def changed(folder, config=None, tensors=None) -> None:
         ({"rank_pattern": {"fc1": 3}}, {}, r"has rank_pattern = \{'fc1': 3\}, expected \{\}"),
         ({"r": "two"}, {}, "no adapter can be read from .*: ValueError: .*'two'"),
         ({"target_modules": "fc.*"}, {}, r"should list its target_modules, got 'fc\.\*'"),
-        ({}, {"base_model.model.tail.weight": torch.ones(1)}, "'tail.weight' is in one of them alone"),
-        ({}, {"base_model.model.blocks.0.fc1.lora_B.weight": torch.ones(0)}, "'blocks.0.fc1.lora_B.weight' is in one"),
-        ({}, {"base_model.model.head.bias": torch.ones(3)}, r"has head.bias of shape \(3,\), the model \(11,\)"),
+        (
+            {},
+            {"base_model.model.tail.weight": torch.ones(1)},
+            "'tail.weight' is in one of them alone",
+        ),
+        (
+            {},
+            {"base_model.model.blocks.0.fc1.lora_B.weight": torch.ones(0)},
+            "'blocks.0.fc1.lora_B.weight' is in one",
+        ),
+        (
+            {},
+            {"base_model.model.head.bias": torch.ones(3)},
+            r"has head.bias of shape \(3,\), the model \(11,\)",
+        ),
     ],
 )
 def test_an_adapter_of_another_kind_or_model_is_refused(tmp_path, config, tensors, text):
@@ -115,8 +131,13 @@ def test_a_folder_without_an_adapter_is_refused(tmp_path):
 
 @pytest.mark.parametrize(
     ("names", "ranks"),
-    [({"head.weight": (2, 2)}, r"\[\]"), ({"a.lora_A.weight": (2, 3), "b.lora_A.weight": (3, 3)}, r"\[2, 3\]")],
+    [
+        ({"head.weight": (2, 2)}, r"\[\]"),
+        ({"a.lora_A.weight": (2, 3), "b.lora_A.weight": (3, 3)}, r"\[2, 3\]"),
+    ],
 )
 def test_what_is_no_adapter_is_not_written(tmp_path, names, ranks):
-    with pytest.raises(ModelError, match=f"low-rank pairs lora_A and lora_B of one rank, got ranks {ranks}"):
+    with pytest.raises(
+        ModelError, match=f"low-rank pairs lora_A and lora_B of one rank, got ranks {ranks}"
+    ):
         save_adapter(tmp_path, {name: torch.zeros(shape) for name, shape in names.items()}, 1.0)

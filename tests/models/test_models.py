@@ -24,9 +24,27 @@ def parameters(module: nn.Module) -> int:
         ("mclr", MNIST, 10, {}, 784 * 10 + 10),  # 7,850 (FedGroup, Table II)
         ("mlp", MNIST, 10, {}, 784 * 128 + 128 + 128 * 10 + 10),  # 101,770
         ("mlp", MNIST, 26, {"hidden": 512}, 784 * 512 + 512 + 512 * 26 + 26),  # 415,258
-        ("cnn", MNIST, 10, {}, 32 * 26 + 64 * (32 * 25 + 1) + 1024 * 512 + 512 + 512 * 10 + 10),  # 582,026
-        ("cifar_cnn", CIFAR, 10, {}, 32 * 28 + 64 * 289 + 64 * 577 + 1024 * 256 + 256 + 256 * 10 + 10),  # 321,290
-        ("cifar_cnn", CIFAR, 10, {"width": 8}, 8 * 28 + 16 * 73 + 16 * 145 + 256 * 64 + 64 + 64 * 10 + 10),
+        (
+            "cnn",
+            MNIST,
+            10,
+            {},
+            32 * 26 + 64 * (32 * 25 + 1) + 1024 * 512 + 512 + 512 * 10 + 10,
+        ),  # 582,026
+        (
+            "cifar_cnn",
+            CIFAR,
+            10,
+            {},
+            32 * 28 + 64 * 289 + 64 * 577 + 1024 * 256 + 256 + 256 * 10 + 10,
+        ),  # 321,290
+        (
+            "cifar_cnn",
+            CIFAR,
+            10,
+            {"width": 8},
+            8 * 28 + 16 * 73 + 16 * 145 + 256 * 64 + 64 + 64 * 10 + 10,
+        ),
     ],
 )
 def test_number_of_parameters(name, input_shape, outputs, arguments, count):
@@ -42,7 +60,10 @@ def test_the_counts_that_the_papers_give():
         for name, shape in [("mclr", MNIST), ("mlp", MNIST), ("cnn", MNIST), ("cifar_cnn", CIFAR)]
     }
     assert counts == {"mclr": 7_850, "mlp": 101_770, "cnn": 582_026, "cifar_cnn": 321_290}
-    assert parameters(build_model("mlp", input_shape=MNIST, outputs=26, arguments={"hidden": 512})) == 415_258
+    assert (
+        parameters(build_model("mlp", input_shape=MNIST, outputs=26, arguments={"hidden": 512}))
+        == 415_258
+    )
     assert parameters(build_model("mclr", input_shape=MNIST, outputs=26)) == 20_410
     assert parameters(build_model("mclr", input_shape=(60,), outputs=10)) == 610
     assert parameters(build_model("vector_lstm", input_shape=(25, 300), outputs=2)) == 243_861
@@ -50,13 +71,20 @@ def test_the_counts_that_the_papers_give():
 
 def lstm(task: str, outputs: int, **arguments) -> nn.Module:
     return build_model(
-        "lstm", input_shape=(6,), outputs=outputs, task=task, vocabulary_size=50, arguments=arguments or None
+        "lstm",
+        input_shape=(6,),
+        outputs=outputs,
+        task=task,
+        vocabulary_size=50,
+        arguments=arguments or None,
     )
 
 
 def test_vector_lstm_is_torchs_lstm_with_one_vector_of_biases():
     """Forget gates begin open, and the first label has logit 0."""
-    module = build_model("vector_lstm", input_shape=(5, 7), outputs=3, arguments={"hidden": 4, "dense": 6})
+    module = build_model(
+        "vector_lstm", input_shape=(5, 7), outputs=3, arguments={"hidden": 4, "dense": 6}
+    )
     assert isinstance(module, VectorClassifier)
     layers = []
     for ours, width in ((module.first, 7), (module.second, 4)):
@@ -79,7 +107,8 @@ def test_vector_lstm_is_torchs_lstm_with_one_vector_of_biases():
 
 def test_vector_lstm_needs_vectors():
     with pytest.raises(
-        ModelError, match=r"'vector_lstm' takes sequences of vectors, got input shape \(25,\); give the"
+        ModelError,
+        match=r"'vector_lstm' takes sequences of vectors, got input shape \(25,\); give the",
     ):
         build_model("vector_lstm", input_shape=(25,), outputs=2, vocabulary_size=9)
 
@@ -118,12 +147,16 @@ def test_lstm_takes_a_text_without_words():
 
 
 def test_lstm_needs_text():
-    with pytest.raises(ModelError, match="'lstm' takes tokens, but the data is not text; use 'mclr', 'mlp' or 'cnn'"):
+    with pytest.raises(
+        ModelError,
+        match="'lstm' takes tokens, but the data is not text; use 'mclr', 'mlp' or 'cnn'",
+    ):
         build_model("lstm", input_shape=MNIST, outputs=10)
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "smallest"), [("cnn", (1, 15, 28), 16), ("cifar_cnn", (3, 32, 7), 8), ("cnn", (64,), 16)]
+    ("name", "shape", "smallest"),
+    [("cnn", (1, 15, 28), 16), ("cifar_cnn", (3, 32, 7), 8), ("cnn", (64,), 16)],
 )
 def test_convolutions_need_images_of_some_size(name, shape, smallest):
     text = (
@@ -171,9 +204,16 @@ def test_what_the_data_gives_is_no_argument():
 
 
 def test_a_factory_that_fails_names_model_and_arguments():
-    text = re.escape("building model 'torch.nn:Linear' with {'in_features': -1, 'out_features': 2} failed: ")
+    text = re.escape(
+        "building model 'torch.nn:Linear' with {'in_features': -1, 'out_features': 2} failed: "
+    )
     with pytest.raises(ModelError, match=text):
-        build_model("torch.nn:Linear", input_shape=(4,), outputs=2, arguments={"in_features": -1, "out_features": 2})
+        build_model(
+            "torch.nn:Linear",
+            input_shape=(4,),
+            outputs=2,
+            arguments={"in_features": -1, "out_features": 2},
+        )
 
 
 def test_a_size_below_one_is_named():
@@ -213,17 +253,23 @@ def users_module(tmp_path, monkeypatch):
 
 
 def test_a_users_own_factory_gets_what_it_has_parameters_for(users_module):
-    module = build_model(f"{users_module}:tiny", input_shape=(4,), outputs=2, arguments={"scale": 3})
+    module = build_model(
+        f"{users_module}:tiny", input_shape=(4,), outputs=2, arguments={"scale": 3}
+    )
     assert module.weight.shape == (2 * 3, 4)
 
 
 def test_a_users_own_factory_may_take_anything(users_module):
-    module = build_model(f"{users_module}:anything", input_shape=(4,), outputs=2, arguments={"width": 9})
+    module = build_model(
+        f"{users_module}:anything", input_shape=(4,), outputs=2, arguments={"width": 9}
+    )
     assert module.weight.shape == (2, 9)
 
 
 def test_a_factory_that_returns_no_module_is_refused(users_module):
-    with pytest.raises(ModelError, match=r"'users_models:wrong' should return a torch\.nn\.Module, got str"):
+    with pytest.raises(
+        ModelError, match=r"'users_models:wrong' should return a torch\.nn\.Module, got str"
+    ):
         build_model(f"{users_module}:wrong", input_shape=(4,), outputs=2)
 
 
@@ -231,7 +277,10 @@ def test_a_factory_that_returns_no_module_is_refused(users_module):
     ("name", "reason"),
     [
         ("users_models:missing", "module 'users_models' has no attribute 'missing'"),
-        ("no_such_module_at_all:f", "No module named 'no_such_module_at_all'; run from its folder, or set PYTHONPATH"),
+        (
+            "no_such_module_at_all:f",
+            "No module named 'no_such_module_at_all'; run from its folder, or set PYTHONPATH",
+        ),
         ("users_broken:f", "RuntimeError: no such thing"),
         (":f", "ValueError: Empty module name"),
     ],

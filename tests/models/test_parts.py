@@ -20,7 +20,10 @@ def test_what_is_frozen_rests_with_its_statistics():
     module = backbone_and_head()
     freeze(module, ["body.*"])
     layout = Layout.of(module)
-    assert {slot.name.partition(".")[0] for slot in (*layout.parameters, *layout.buffers)} == {"norm", "head"}
+    assert {slot.name.partition(".")[0] for slot in (*layout.parameters, *layout.buffers)} == {
+        "norm",
+        "head",
+    }
     assert set(layout.frozen) == {name for name in module.state_dict() if name.startswith("body.")}
     assert set(layout.resting) == {"body", "body.0", "body.1", "body.2", "body.3"}
 
@@ -60,12 +63,19 @@ def test_parts_are_applied_to_a_copy():
 
 
 def test_a_pattern_that_freezes_nothing_is_refused():
-    with pytest.raises(ConfigError, match=r"model.freeze = 'boody.\*' matches no parameter .* mean 'body"):
+    with pytest.raises(
+        ConfigError, match=r"model.freeze = 'boody.\*' matches no parameter .* mean 'body"
+    ):
         Parts(freeze=("boody.*",)).applied(backbone_and_head())
 
 
 def test_parts_of_a_section():
-    section = {"name": "mlp", "hidden": 3, "freeze": ["a"], "adapter": {"targets": ["fc"], "rank": 2}}
+    section = {
+        "name": "mlp",
+        "hidden": 3,
+        "freeze": ["a"],
+        "adapter": {"targets": ["fc"], "rank": 2},
+    }
     parts = Parts.of(section)
     assert parts == Parts(freeze=("a",), adapter=LoRA(targets=("fc",), rank=2))
     assert parts.as_dict().keys() == {"freeze", "adapter"}
@@ -76,12 +86,30 @@ def test_parts_of_a_section():
 @pytest.mark.parametrize(
     ("section", "text"),
     [
-        ({"freeze": "head"}, r"freeze of \[model\] should be a list, each of it a string, got 'head'"),
-        ({"adapter": {"targets": ["fc"], "ranks": 2}}, "unknown key of model.adapter: 'ranks'.*rank"),
-        ({"adapter": {"targets": []}}, "model.adapter.targets should be at least one pattern, such as 'fc"),
-        ({"adapter": {"targets": ["fc"], "rank": 0}}, "model.adapter.rank should be at least 1, got 0"),
-        ({"adapter": {"targets": ["fc"], "alpha": 0.0}}, "model.adapter.alpha should be greater than 0, got 0.0"),
-        ({"adapter": {"targets": ["fc"], "kind": "dora"}}, "kind of model.adapter should be 'lora', got 'dora'"),
+        (
+            {"freeze": "head"},
+            r"freeze of \[model\] should be a list, each of it a string, got 'head'",
+        ),
+        (
+            {"adapter": {"targets": ["fc"], "ranks": 2}},
+            "unknown key of model.adapter: 'ranks'.*rank",
+        ),
+        (
+            {"adapter": {"targets": []}},
+            "model.adapter.targets should be at least one pattern, such as 'fc",
+        ),
+        (
+            {"adapter": {"targets": ["fc"], "rank": 0}},
+            "model.adapter.rank should be at least 1, got 0",
+        ),
+        (
+            {"adapter": {"targets": ["fc"], "alpha": 0.0}},
+            "model.adapter.alpha should be greater than 0, got 0.0",
+        ),
+        (
+            {"adapter": {"targets": ["fc"], "kind": "dora"}},
+            "kind of model.adapter should be 'lora', got 'dora'",
+        ),
     ],
 )
 def test_a_section_that_is_wrong_is_refused(section, text):
@@ -90,14 +118,18 @@ def test_a_section_that_is_wrong_is_refused(section, text):
 
 
 def test_adapters_add_nothing_at_first_and_are_what_is_trained():
-    module = nn.ModuleDict({"fc1": nn.Linear(3, 4), "fc2": nn.Linear(4, 4), "head": nn.Linear(4, 2)})
+    module = nn.ModuleDict(
+        {"fc1": nn.Linear(3, 4), "fc2": nn.Linear(4, 4), "head": nn.Linear(4, 2)}
+    )
     adapted = Parts(adapter=LoRA(targets=("fc*",), rank=2, train=("head",))).applied(module, seed=1)
     layout = Layout.of(adapted)
     assert [slot.name for slot in layout.parameters] == [
         *("fc1.lora_A.weight", "fc1.lora_B.weight", "fc2.lora_A.weight", "fc2.lora_B.weight"),
         *("head.weight", "head.bias"),
     ]
-    assert [*layout.frozen] == [f"fc{k}.base_layer.{kind}" for k in (1, 2) for kind in ("weight", "bias")]
+    assert [*layout.frozen] == [
+        f"fc{k}.base_layer.{kind}" for k in (1, 2) for kind in ("weight", "bias")
+    ]
     x = torch.randn(5, 3)
     assert torch.equal(adapted["fc1"](x), module["fc1"](x))
     with torch.no_grad():
@@ -128,7 +160,10 @@ def test_adapters_depend_on_the_seed_alone():
 )
 def test_a_target_that_names_another_layer_is_refused(target: str, told: str):
     layers = {
-        **{"words": nn.Embedding(3, 4), "body": nn.ModuleDict({"conv": nn.Conv2d(1, 1, 1), "fc": nn.Linear(1, 1)})},
+        **{
+            "words": nn.Embedding(3, 4),
+            "body": nn.ModuleDict({"conv": nn.Conv2d(1, 1, 1), "fc": nn.Linear(1, 1)}),
+        },
         **{"norm": nn.LayerNorm(4), "attention": nn.MultiheadAttention(4, 1)},
     }
     whole = f"targets = {target!r} {told}, and adapters go around nn.Linear alone; the model has 'body.fc'"
@@ -145,7 +180,10 @@ def test_a_target_that_names_layers_of_several_kinds_means_the_dense_ones():
 
 
 def test_a_target_that_names_nothing_is_refused():
-    with pytest.raises(ConfigError, match=r"model\.adapter\.targets = 'fx' matches no dense layer of the model; did"):
+    with pytest.raises(
+        ConfigError,
+        match=r"model\.adapter\.targets = 'fx' matches no dense layer of the model; did",
+    ):
         Parts(adapter=LoRA(targets=("fx",))).applied(nn.ModuleDict({"fc": nn.Linear(1, 1)}))
 
 
@@ -172,7 +210,13 @@ class Normed(nn.Module):
             self.head.weight = self.first.weight
 
 
-NORM = ("norm.weight", "norm.bias", "norm.running_mean", "norm.running_var", "norm.num_batches_tracked")
+NORM = (
+    "norm.weight",
+    "norm.bias",
+    "norm.running_mean",
+    "norm.running_var",
+    "norm.num_batches_tracked",
+)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +236,11 @@ def test_one_word_names_the_head_the_body_or_all_normalisation(preset, tied, nam
 
 
 def test_a_word_that_is_none_of_these_and_norms_that_are_not_there_are_refused():
-    with pytest.raises(ConfigError, match=r"model.personal should be 'head', 'body' or 'norm'.*, got 'heads'"):
+    with pytest.raises(
+        ConfigError, match=r"model.personal should be 'head', 'body' or 'norm'.*, got 'heads'"
+    ):
         Parts(personal="heads")
-    with pytest.raises(ConfigError, match=r"model\.personal = .norm., but the model has no normalisation layer"):
+    with pytest.raises(
+        ConfigError, match=r"model\.personal = .norm., but the model has no normalisation layer"
+    ):
         Parts(personal="norm").personal_names(nn.Linear(2, 2))

@@ -8,10 +8,16 @@ from fedclade_papers.outcome import Summary
 
 
 def measure(cache: ResultCache, settings: Settings) -> Outcome:
-    found = [cache.piece(f"seed {seed}", lambda seed=seed: {"right": 90.0 + seed}) for seed in settings["seeds"]]
+    found = [
+        cache.piece(f"seed {seed}", lambda seed=seed: {"right": 90.0 + seed})
+        for seed in settings["seeds"]
+    ]
     right = [each["right"] for each in found]
     row = Row("accuracy", 95.0, sum(right) / len(right), seeds=tuple(right), wanted="at least")
-    claims = (Claim("above 90 % (section I)", row.ours > 90, f"{row.ours:.1f} %"), Claim("always", False, "once"))
+    claims = (
+        Claim("above 90 % (section I)", row.ours > 90, f"{row.ours:.1f} %"),
+        Claim("always", False, "once"),
+    )
     remarks = ("The paper does not say the seeds.",)
     summary = Summary("95 % on average.", f"{row.ours:.1f} %.", "The seeds are others.")
     return Outcome((row,), claims, {"right": right}, remarks, summary)

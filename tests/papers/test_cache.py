@@ -57,12 +57,16 @@ def test_a_line_that_was_cut_off_is_measured_again(tmp_path: Path):
     assert ResultCache({}, folder=tmp_path).piece("second", lambda: -1) == 22
 
 
-@pytest.mark.parametrize(("line", "told"), [("{not json", "JSONDecodeError"), ('{"key": "first"}', "KeyError")])
+@pytest.mark.parametrize(
+    ("line", "told"), [("{not json", "JSONDecodeError"), ('{"key": "first"}', "KeyError")]
+)
 def test_a_damaged_file_is_said_to_be(tmp_path: Path, line: str, told: str):
     ResultCache({}, folder=tmp_path).piece("first", lambda: 1)
     (file,) = tmp_path.rglob("pieces.jsonl")
     file.write_text(f"{line}\n")
-    with pytest.raises(RunError, match=rf"pieces.jsonl is damaged: {told}: .*; remove it to measure anew"):
+    with pytest.raises(
+        RunError, match=rf"pieces.jsonl is damaged: {told}: .*; remove it to measure anew"
+    ):
         ResultCache({}, folder=tmp_path)
 
 

@@ -33,7 +33,12 @@ def answer(result: Result, part: str) -> bool | None:
 
 def on_digits(name: str, **settings: object) -> Outcome:
     """Measure an experiment at the scale ``smoke``, but for its data."""
-    settings = {**EXPERIMENTS[name].settings("smoke"), "data": "digits", "model": "mclr", **settings}
+    settings = {
+        **EXPERIMENTS[name].settings("smoke"),
+        "data": "digits",
+        "model": "mclr",
+        **settings,
+    }
     return EXPERIMENTS[name].measure(ResultCache(settings), settings)
 
 
@@ -77,9 +82,13 @@ def test_more_data_widens_the_gap(smoke: Smoke):
 
 
 def test_gaps_are_told_for_every_round_asked_for():
-    outcome = on_digits("cfl-fig6-rounds", tasks={"digits": {"model": "mclr", "points": 20}}, rounds=[1, 3])
+    outcome = on_digits(
+        "cfl-fig6-rounds", tasks={"digits": {"model": "mclr", "points": 20}}, rounds=[1, 3]
+    )
     assert [row.what for row in outcome.rows] == [
-        f"digits, rounds = {rounds} · {kind}: g(α)" for kind in ("weight updates", "gradients") for rounds in (1, 3)
+        f"digits, rounds = {rounds} · {kind}: g(α)"
+        for kind in ("weight updates", "gradients")
+        for rounds in (1, 3)
     ]
 
 
@@ -87,7 +96,9 @@ def test_the_largest_norm_is_larger_where_clients_are_incongruent():
     outcome = on_digits("cfl-fig7-norms", samples_per_client=200)
     (told,) = [claim.holds for claim in outcome.claims if "tells the two cases apart" in claim.text]
     assert told is True
-    largest = {row.what.partition(":")[0]: row.ours for row in outcome.rows if "largest norm" in row.what}
+    largest = {
+        row.what.partition(":")[0]: row.ours for row in outcome.rows if "largest norm" in row.what
+    }
     assert largest["incongruent"] > largest["congruent"]
 
 
@@ -108,11 +119,15 @@ def test_fl_cfl_and_rcfl_are_told_with_the_papers_figures(smoke: Smoke):
 
 def test_pairs_are_told_by_whether_they_are_of_one_distribution_and_already_a_cluster():
     """Truth: {0, 1} and {2, 3}; split by hand after the second round."""
-    federation = load_federation("digits", clients=4, samples_per_client=60, shift="label_swap", clusters=2)
+    federation = load_federation(
+        "digits", clients=4, samples_per_client=60, shift="label_swap", clusters=2
+    )
     truth = federation.true_clusters
     assert truth is not None
     local = LocalTraining(epochs=3, batch_size=20, lr=0.1)
-    run = simulate(WatchedCFL(split_rounds=(2,), eps2=1e-6), "mclr", federation, local=local, rounds=3)
+    run = simulate(
+        WatchedCFL(split_rounds=(2,), eps2=1e-6), "mclr", federation, local=local, rounds=3
+    )
     assert run.summary["clusters"]["ari"] == 1
     pairs = pairs_of(run, truth)
     assert {kind: [row[0] for row in rows] for kind, rows in pairs.items()} == {
@@ -120,7 +135,9 @@ def test_pairs_are_told_by_whether_they_are_of_one_distribution_and_already_a_cl
         "other": [1, 2],
         "clustered": [3],
     }
-    told = [event for event in run.events if event["kind"] == "similarities" and event["round"] == 1]
+    told = [
+        event for event in run.events if event["kind"] == "similarities" and event["round"] == 1
+    ]
     alpha = np.array(told[0]["alpha"])
     alike = [alpha[a, b] for a in range(4) for b in range(a) if truth[a] == truth[b]]
     assert len(alike) == 2
@@ -159,7 +176,11 @@ def test_noise_has_the_norm_that_was_asked_for():
 
 
 def test_a_summary_counts_both_ways_of_being_right():
-    samples = [Sample(0.5, 0.1, True, 0.4), Sample(-0.2, 0.1, True, -0.3), Sample(0.0, 0.3, False, -0.3)]
+    samples = [
+        Sample(0.5, 0.1, True, 0.4),
+        Sample(-0.2, 0.1, True, -0.3),
+        Sample(0.0, 0.3, False, -0.3),
+    ]
     assert summary(samples) == {
         "gap_positive": pytest.approx(1 / 3),
         "right": pytest.approx(2 / 3),
@@ -185,14 +206,17 @@ def test_separation_by_hand():
 
 
 def test_gaps_are_taken_at_the_rounds_asked_for():
-    federation = load_federation("digits", clients=4, samples_per_client=40, shift="label_swap", clusters=2)
+    federation = load_federation(
+        "digits", clients=4, samples_per_client=40, shift="label_swap", clusters=2
+    )
 
     def make(seed: int) -> torch.nn.Module:
         return build_model("mclr", input_shape=(1, 8, 8), outputs=10, seed=seed)
 
     settings = {"rounds": 3, "epochs": 1, "batch_size": 20, "lr": 0.1}
     both, last = (
-        gaps_over_rounds(ResultCache(settings, device="cpu"), federation, make, settings, at, 0) for at in ([1, 3], [3])
+        gaps_over_rounds(ResultCache(settings, device="cpu"), federation, make, settings, at, 0)
+        for at in ([1, 3], [3])
     )
     for kind in ("updates", "gradients"):
         assert len(both[kind]) == 2
@@ -205,7 +229,9 @@ def test_toys_have_two_clusters_that_see_the_plane_differently(make):
     assert federation.true_clusters == {0: 0, 1: 1, 2: 0, 3: 1}
     assert [len(client.train) for client in federation.clients] == [50] * 4
     for split, rows in {"train": federation.pool.train, "test": federation.pool.test}.items():
-        assert sorted(rows) == sorted(np.concatenate([getattr(client, split) for client in federation.clients]))
+        assert sorted(rows) == sorted(
+            np.concatenate([getattr(client, split) for client in federation.clients])
+        )
     lines = []
     for client in (0, 1):
         x, y = federation.examples(client, "train")

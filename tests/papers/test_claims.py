@@ -70,7 +70,10 @@ def test_every_range_of_a_sentence_has_the_numbers_of_its_test():
     assert len(RANGES) >= 8
     for name, key in RANGES:
         low, high, _ = RANGE.search(paper_of(name).claims[key]).groups()
-        assert paper_of(name).numbers[key.removesuffix("_of_cuts")] == [float(low), float(high)], (name, key)
+        assert paper_of(name).numbers[key.removesuffix("_of_cuts")] == [float(low), float(high)], (
+            name,
+            key,
+        )
         assert key in NUMBERED, key
 
 
@@ -91,7 +94,9 @@ def claim_at(name: str, key: str, value: float) -> Claim:
     first = run_of(accuracy, reached)
     other = run_of([0.4] * 20) if key == "jump" else first
     cells = [Cell("a", 1, [first], [averaged]), Cell("b", 3, [other], [averaged])]
-    claims = dict(zip(paper_of(name).claims, claims_on(paper_of(name), cells, {"rounds": 20}), strict=True))
+    claims = dict(
+        zip(paper_of(name).claims, claims_on(paper_of(name), cells, {"rounds": 20}), strict=True)
+    )
     return claims[key]
 
 

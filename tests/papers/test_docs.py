@@ -44,8 +44,17 @@ def test_the_overview_has_a_line_for_each_result_and_its_anchor(results: Path, t
     page = (tmp_path / "page.md").read_text()
     assert page.index('id="tiny-smoke"') < page.index('id="tiny-laptop"')
     line = '| <a id="tiny-laptop"></a>[tiny](page/tiny-laptop.md) | Nobody 2000, table 1 | laptop |'
-    assert f"{line} seeds [0, 1, 2] → [1, 3]; rounds 100 → 10 | 1 short | 1 seen, 1 not seen |" in page
-    pages = ["sentences.md", "tiny-laptop.md", "tiny-laptop.png", "tiny-smoke.md", "tiny-smoke.png", "unconfirmed.md"]
+    assert (
+        f"{line} seeds [0, 1, 2] → [1, 3]; rounds 100 → 10 | 1 short | 1 seen, 1 not seen |" in page
+    )
+    pages = [
+        "sentences.md",
+        "tiny-laptop.md",
+        "tiny-laptop.png",
+        "tiny-smoke.md",
+        "tiny-smoke.png",
+        "unconfirmed.md",
+    ]
     assert sorted(path.name for path in (tmp_path / "page").iterdir()) == pages
 
 
@@ -79,7 +88,9 @@ def test_a_page_tells_what_was_not_confirmed_and_why(results: Path):
     assert "| [tiny](tiny-laptop.md) | 1, by −3.0 % | The seeds are others. |" in unconfirmed
 
 
-def test_the_page_names_what_was_not_measured(results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_page_names_what_was_not_measured(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     write_page(results, tmp_path / "page.md")
     assert "Not measured" not in (tmp_path / "page.md").read_text()
     other = replace(TINY, name="other", source="Nobody 2000, table 2", data=("femnist",))
@@ -90,7 +101,9 @@ def test_the_page_names_what_was_not_measured(results: Path, tmp_path: Path, mon
 
 
 def test_a_folder_without_results_is_refused(tmp_path: Path):
-    with pytest.raises(DataError, match=rf"{tmp_path} holds no results; make some with: fedclade reproduce"):
+    with pytest.raises(
+        DataError, match=rf"{tmp_path} holds no results; make some with: fedclade reproduce"
+    ):
         read_results(tmp_path)
 
 
@@ -105,7 +118,9 @@ def test_the_committed_page_is_that_of_the_committed_results():
     page = (ROOT / "docs" / "reproduce.md").read_text(encoding="utf-8")
     assert page == page_of(committed, "reproduce")
     assert len(page.split()) <= LONGEST_OVERVIEW
-    pictures = {path.stem: path.stat().st_size for path in (ROOT / "docs" / "reproduce").glob("*.png")}
+    pictures = {
+        path.stem: path.stat().st_size for path in (ROOT / "docs" / "reproduce").glob("*.png")
+    }
     assert set(pictures) == {result.stem for result in committed}
     assert max(pictures.values()) < LARGEST_FIGURE
 
@@ -116,7 +131,9 @@ def test_every_page_that_the_overview_links_to_is_committed_and_up_to_date():
     assert {path.name for path in folder.glob("*.md")} == set(pages)
     for name, text in pages.items():
         assert (folder / name).read_text(encoding="utf-8") == text, name
-    links = re.findall(r"\]\(([^)#]+)\)", (ROOT / "docs" / "reproduce.md").read_text(encoding="utf-8"))
+    links = re.findall(
+        r"\]\(([^)#]+)\)", (ROOT / "docs" / "reproduce.md").read_text(encoding="utf-8")
+    )
     assert links
     assert [link for link in links if not (ROOT / "docs" / link).exists()] == []
 
@@ -132,8 +149,12 @@ def test_no_run_of_the_committed_results_is_counted_twice():
         for cell, numbers in cells.items():
             if len(numbers) < 3:  # one or two figures can be equal by chance
                 continue
-            twin = seen.setdefault((result.source.partition(",")[0], tuple(numbers)), f"{result.stem}: {cell}")
-            assert twin == f"{result.stem}: {cell}", f"{twin} is counted again as {result.stem}: {cell}"
+            twin = seen.setdefault(
+                (result.source.partition(",")[0], tuple(numbers)), f"{result.stem}: {cell}"
+            )
+            assert twin == f"{result.stem}: {cell}", (
+                f"{twin} is counted again as {result.stem}: {cell}"
+            )
 
 
 def test_committed_results_are_of_the_settings_as_they_stand():
@@ -141,7 +162,9 @@ def test_committed_results_are_of_the_settings_as_they_stand():
     assert len(results) == len(list((ROOT / "results").glob("*.json"))) > 0
     for result in results:
         by_hand = changes(shlex.split(result.command)[6::2])
-        assert result.settings == EXPERIMENTS[result.name].settings(result.scale, by_hand), result.stem
+        assert result.settings == EXPERIMENTS[result.name].settings(result.scale, by_hand), (
+            result.stem
+        )
 
 
 def test_committed_results_say_what_they_come_to_and_why_they_fall_short():

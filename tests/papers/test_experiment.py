@@ -14,7 +14,10 @@ from tests.papers.examples import TINY
 
 def test_a_scale_changes_the_papers_settings_where_it_says_so():
     assert TINY.settings("laptop") == {"seeds": [1, 3], "rounds": 10, "data": "mnist"}
-    assert TINY.differences(TINY.settings("laptop")) == {"seeds": ([0, 1, 2], [1, 3]), "rounds": (100, 10)}
+    assert TINY.differences(TINY.settings("laptop")) == {
+        "seeds": ([0, 1, 2], [1, 3]),
+        "rounds": (100, 10),
+    }
     assert TINY.settings("paper") == TINY.paper
     assert TINY.differences(TINY.settings("paper")) == {}
 
@@ -29,7 +32,8 @@ def test_a_scale_can_be_changed_by_settings_that_there_are():
 
 def test_a_change_of_a_setting_that_the_paper_has_not_is_refused():
     with pytest.raises(
-        ConfigError, match=r"tiny: the scale 'smoke' changes \['lr'\], which the paper's settings have not"
+        ConfigError,
+        match=r"tiny: the scale 'smoke' changes \['lr'\], which the paper's settings have not",
     ):
         replace(TINY, changes={"smoke": {"lr": 1}, "laptop": {}})
 

@@ -32,7 +32,9 @@ def test_settings_are_json_and_data_is_known(name: str):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_a_smoke_run_has_rows_claims_and_a_picture_drawn_of_its_json_alone(name: str, smoke: Smoke, tmp_path: Path):
+def test_a_smoke_run_has_rows_claims_and_a_picture_drawn_of_its_json_alone(
+    name: str, smoke: Smoke, tmp_path: Path
+):
     result = smoke(name)
     outcome = result.outcome
     assert outcome.rows

@@ -67,7 +67,9 @@ def test_more_classes_make_a_better_model(smoke: Smoke):
 
 def test_groups_beat_one_model_for_all(smoke: Smoke):
     found = smoke("fedgroup-table3").outcome
-    assert [row.what for row in found.rows] == [f"Digits-MCLR · {which}, best round" for which in METHODS]
+    assert [row.what for row in found.rows] == [
+        f"Digits-MCLR · {which}, best round" for which in METHODS
+    ]
     assert claim(found, "FedGroup and FedGrouProx beat FedAvg and FedProx").holds
     assert claim(found, "RAC").holds is None  # too few rounds to tell
 
@@ -86,7 +88,9 @@ def test_figures_share_the_runs_of_their_tables(smoke: Smoke):
 def test_groups_are_told_round_by_round(smoke: Smoke):
     found = smoke("fedgroup-fig3-4").outcome.series["Digits-MCLR"]
     assert len(found["FedGroup"]["groups"]) == 3
-    assert list(found["FedAvg"]["groups"].values()) == [pytest.approx(found["FedAvg"]["accuracy"], abs=0.02)]
+    assert list(found["FedAvg"]["groups"].values()) == [
+        pytest.approx(found["FedAvg"]["accuracy"], abs=0.02)
+    ]
 
 
 def test_distances_are_compared_pair_by_pair(smoke: Smoke):
@@ -105,9 +109,18 @@ def test_the_methods_are_those_of_the_table():
     found = {name: method(name, task, settings) for name in METHODS}
     assert {name: mu for name, (_, mu) in found.items() if mu} == {"FedProx": 0.01}
     algorithm: Any = found["FedGrouProx"][0]
-    assert (algorithm.mu, algorithm.groups, algorithm.pretrain_scale, algorithm.eta_g) == (0.01, 5, 7, 0.5)
-    assert [name for name, (each, _) in found.items() if getattr(each, "rcc", False)] == ["FedGroup-RCC"]
-    assert [name for name, (each, _) in found.items() if getattr(each, "rac", False)] == ["FedGroup-RAC"]
+    assert (algorithm.mu, algorithm.groups, algorithm.pretrain_scale, algorithm.eta_g) == (
+        0.01,
+        5,
+        7,
+        0.5,
+    )
+    assert [name for name, (each, _) in found.items() if getattr(each, "rcc", False)] == [
+        "FedGroup-RCC"
+    ]
+    assert [name for name, (each, _) in found.items() if getattr(each, "rac", False)] == [
+        "FedGroup-RAC"
+    ]
 
 
 def test_nearly_all_digits_are_shared_out_and_clients_tested_on_a_tenth_of_their_own():
@@ -115,12 +128,16 @@ def test_nearly_all_digits_are_shared_out_and_clients_tested_on_a_tenth_of_their
     held = np.concatenate([np.concatenate([client.train, client.test]) for client in clients])
     assert len(set(held)) == len(held)
     assert 1797 - 60 <= len(held) <= 1797  # shares are rounded down
-    assert all(len(client.test) == round((len(client.train) + len(client.test)) / 10) for client in clients)
+    assert all(
+        len(client.test) == round((len(client.train) + len(client.test)) / 10) for client in clients
+    )
 
 
 def test_every_model_has_the_parameters_of_table_ii(smoke: Smoke):
     table = TABLES["fedgroup-table2"]["numbers"]
-    assert {name: [TASKS[name].parameters] for name in table} == {name: row[2:] for name, row in table.items()}
+    assert {name: [TASKS[name].parameters] for name in table} == {
+        name: row[2:] for name, row in table.items()
+    }
     rows = {row.what: row.ours for row in smoke("fedgroup-table2").outcome.rows}
     assert rows["Digits-MCLR · parameters"] == 64 * 10 + 10
     assert rows["digits · devices"] == 60
@@ -131,16 +148,19 @@ def test_every_reading_of_equation_10_has_a_row(smoke: Smoke):
     ways = ("FedGroup", "FedGroup, sampled, by latest update", "FedGroup, sampled, by position")
     assert [row.what for row in found.rows] == [f"Digits-MCLR · {way}, best round" for way in ways]
     assert found.claims[0].holds is None  # no figure of the paper's to compare with
-    algorithms = [method(way, TASKS["MNIST-MCLR"], EXPERIMENTS["fedgroup-eq10"].paper)[0] for way in ways]
-    assert [(each.cold_start, each.direction) for each in algorithms if isinstance(each, FedGroup)] == [
-        ("start", "update"),
-        ("sampled", "update"),
-        ("sampled", "position"),
+    algorithms = [
+        method(way, TASKS["MNIST-MCLR"], EXPERIMENTS["fedgroup-eq10"].paper)[0] for way in ways
     ]
+    assert [
+        (each.cold_start, each.direction) for each in algorithms if isinstance(each, FedGroup)
+    ] == [("start", "update"), ("sampled", "update"), ("sampled", "position")]
 
 
 def test_tasks_whose_data_is_missing_are_named(tmp_path: Path):
-    cache, settings = ResultCache({}, data_dir=tmp_path), {"tasks": ["Synthetic(1,1)-MCLR", "FEMNIST-MLP"]}
+    cache, settings = (
+        ResultCache({}, data_dir=tmp_path),
+        {"tasks": ["Synthetic(1,1)-MCLR", "FEMNIST-MLP"]},
+    )
     assert list(tasks_at_hand(cache, settings)) == ["Synthetic(1,1)-MCLR"]
     assert absent(cache, settings) == ["FEMNIST-MLP was not measured: its data is not at hand."]
 
@@ -152,7 +172,9 @@ def test_letters_of_nist_are_shared_out_as_the_authors_do(tmp_path: Path):
     leaf = {"users": ["ann"], "num_samples": [400], "user_data": {"ann": user}}
     (tmp_path / "femnist").mkdir()
     (tmp_path / "femnist" / "data.json").write_text(json.dumps(leaf))
-    federation = federation_of("femnist", {"clients": {"femnist": 20}}, ResultCache({}, data_dir=tmp_path), 0)
+    federation = federation_of(
+        "femnist", {"clients": {"femnist": 20}}, ResultCache({}, data_dir=tmp_path), 0
+    )
     assert federation.pool.outputs == 26
     labels = [set(federation.examples(client, "train")[1].tolist()) for client in range(20)]
     assert labels == [{(client + step) % 10 for step in range(3)} for client in range(20)]
@@ -170,7 +192,9 @@ def scripted(monkeypatch: pytest.MonkeyPatch, module: Any, best: dict[Any, float
 
 
 def measured(name: str, **changes: Any) -> Outcome:
-    return EXPERIMENTS[name].measure(ResultCache({}), {**EXPERIMENTS[name].settings("laptop"), **changes})
+    return EXPERIMENTS[name].measure(
+        ResultCache({}), {**EXPERIMENTS[name].settings("laptop"), **changes}
+    )
 
 
 def test_rounds_to_a_target_that_was_missed_are_left_out(monkeypatch: pytest.MonkeyPatch):
@@ -182,7 +206,10 @@ def test_rounds_to_a_target_that_was_missed_are_left_out(monkeypatch: pytest.Mon
     assert claim(found, "in fewer rounds").holds is None
     assert claim(found, "the maximum accuracy rises").holds
     falls = claim(found, "the discrepancy falls")
-    assert (falls.holds, falls.measured) == (False, "discrepancy, variance: 24.5 with 1, 36.1 with 5")
+    assert (falls.holds, falls.measured) == (
+        False,
+        "discrepancy, variance: 24.5 with 1, 36.1 with 5",
+    )
 
 
 GOOD = dict(zip(METHODS, (0.89, 0.90, 0.93, 0.88, 0.95, 0.96), strict=True))
@@ -190,14 +217,18 @@ BAD = dict(zip(METHODS, (0.89, 0.90, 0.90, 0.90, 0.89, 0.88), strict=True))
 
 
 @pytest.mark.parametrize(("best", "holds"), [(GOOD, [True] * 4), (BAD, [False] * 4)])
-def test_claims_on_methods(monkeypatch: pytest.MonkeyPatch, best: dict[str, float], holds: list[bool]):
+def test_claims_on_methods(
+    monkeypatch: pytest.MonkeyPatch, best: dict[str, float], holds: list[bool]
+):
     scripted(monkeypatch, methods, best)
     found = measured("fedgroup-table3", tasks=["MNIST-MCLR"])
     assert [each.holds for each in found.claims] == holds
     rows = [(row.paper, row.ours) for row in found.rows]
     assert rows[0] == (89.3, pytest.approx(89))
     assert rows[4] == (95.7, pytest.approx(100 * best["FedGroup"]))
-    assert any("mean of the last ten rounds in %: FedAvg 69.5" in remark for remark in found.remarks)
+    assert any(
+        "mean of the last ten rounds in %: FedAvg 69.5" in remark for remark in found.remarks
+    )
 
 
 def test_random_centers_may_win_on_synthetic_data_alone(monkeypatch: pytest.MonkeyPatch):

@@ -14,7 +14,14 @@ from fedclade_papers import EXPERIMENTS, Claim, Outcome, ResultCache
 from fedclade_papers.experiment import Paper
 from fedclade_papers.fl_hc import EXPERIMENTS as OF_PAPER
 from fedclade_papers.fl_hc import tables
-from fedclade_papers.fl_hc.claims import Cell, claim_on_curve, claim_on_speed, claims_on, claims_on_iid, why_differ
+from fedclade_papers.fl_hc.claims import (
+    Cell,
+    claim_on_curve,
+    claim_on_speed,
+    claims_on,
+    claims_on_iid,
+    why_differ,
+)
 from fedclade_papers.fl_hc.runs import Runs, clusters_at, key_of, labels_of
 from fedclade_papers.fl_hc.tables import cuts_of
 from fedclade_papers.result import Result
@@ -44,7 +51,12 @@ def claim(outcome: Outcome, text: str) -> Claim:
 def test_the_papers_settings_name_every_cell_of_its_tables():
     cells = [list(paper_of(name).numbers["cells"]) for name in TABLES]
     fractions = EXPERIMENTS["flhc-table1"].paper["client_fractions"]
-    assert cells[0] == cells[1] == cells[2] == [f"cf {f:.1f}, n {n}" for f in fractions for n in (1, 3, 5, 10)]
+    assert (
+        cells[0]
+        == cells[1]
+        == cells[2]
+        == [f"cf {f:.1f}, n {n}" for f in fractions for n in (1, 3, 5, 10)]
+    )
     assert cells[3] == cells[4] == cells[5]
     assert sorted(cells[3]) == EXPERIMENTS["flhc-table4"].paper["hows"]
     of_tables = [f"flhc-table{number}" for number in range(1, 4)]
@@ -60,7 +72,11 @@ def test_the_figure_of_a_table_names_its_panels_and_its_marks(smoke: Smoke):
         "clients at the target at the end, %",
     ]
     legend = figure.axes[1].get_legend() or figure.legends[0]
-    assert [text.get_text() for text in legend.get_texts()] == ["FL+HC, paper", "FL, ours", "FL+HC, ours"]
+    assert [text.get_text() for text in legend.get_texts()] == [
+        "FL+HC, paper",
+        "FL, ours",
+        "FL+HC, ours",
+    ]
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -70,9 +86,19 @@ def test_every_cell_has_its_rows(name: str, smoke: Smoke):
     settings = EXPERIMENTS[name].settings("smoke")
     assert len(cells) == (2 if "client_fractions" in settings else 10)
     for cell in cells:
-        rows = {row.what.removeprefix(f"{cell} · ") for row in found.rows if row.what.startswith(f"{cell} · ")}
-        assert rows >= {"accuracy post cluster", "accuracy at the end", "clients at the target post cluster"}
-    assert all(0 <= row.ours <= 100 and len(row.seeds) == len(settings["seeds"]) for row in found.rows)
+        rows = {
+            row.what.removeprefix(f"{cell} · ")
+            for row in found.rows
+            if row.what.startswith(f"{cell} · ")
+        }
+        assert rows >= {
+            "accuracy post cluster",
+            "accuracy at the end",
+            "clients at the target post cluster",
+        }
+    assert all(
+        0 <= row.ours <= 100 and len(row.seeds) == len(settings["seeds"]) for row in found.rows
+    )
     assert sum("FL · " in row.what for row in found.rows) == 2
 
 
@@ -91,20 +117,31 @@ def test_label_swapped_clients_are_told_apart_and_gain_by_it(smoke: Smoke):
 
 
 def test_where_a_threshold_misses_the_four_groups_a_cut_at_four_stands_beside_it():
-    settings = {**EXPERIMENTS["flhc-table2"].settings("smoke"), "threshold": 1e-3, "rounds_before": [1]}
+    settings = {
+        **EXPERIMENTS["flhc-table2"].settings("smoke"),
+        "threshold": 1e-3,
+        "rounds_before": [1],
+    }
     found = EXPERIMENTS["flhc-table2"].measure(ResultCache({}), settings)
     ours = {row.what: row.ours for row in found.rows}
     by_truth = "cf 0.5, n 1, cut at 4 clusters, the true number"
     assert ours[f"{by_truth} · accuracy at the end"] > ours["cf 0.5, n 1 · accuracy at the end"]
     assert list(found.series["cells"]) == ["cf 0.5, n 1", by_truth]
-    assert all(row.own for row in found.rows if row.what.startswith(by_truth)), "no count is chosen by the truth"
+    assert all(row.own for row in found.rows if row.what.startswith(by_truth)), (
+        "no count is chosen by the truth"
+    )
     assert not any(row.counts and "from their mean" in row.what for row in found.rows)
     assert [remark for remark in found.remarks if remark.startswith("cf 0.5, n 1: every T from ")]
     assert "At cf 0.5, n 1 T = 0.001 makes 12 clusters in place of 4" in found.summary.because
 
 
 def test_the_other_reading_of_the_cohort_stands_below_the_papers_rows():
-    settings = {**EXPERIMENTS["flhc-cohort"].settings("smoke"), "rounds_before": [1, 2], "rounds": 3, "threshold": 1e-3}
+    settings = {
+        **EXPERIMENTS["flhc-cohort"].settings("smoke"),
+        "rounds_before": [1, 2],
+        "rounds": 3,
+        "threshold": 1e-3,
+    }
     found = EXPERIMENTS["flhc-cohort"].measure(ResultCache({}), settings)
     other = [row for row in found.rows if "K is the cluster's clients" in row.what]
     assert other
@@ -125,23 +162,35 @@ def test_each_metric_and_linkage_has_thresholds_of_its_own_and_auto():
         "cut at 2 clusters": [2],
         "T = auto": [1],
     }
-    assert "cut at 4 clusters" in cuts_of([merges], {**settings, "setting": "pathological"}, "l1 average")
+    assert "cut at 4 clusters" in cuts_of(
+        [merges], {**settings, "setting": "pathological"}, "l1 average"
+    )
 
 
 def test_pairs_of_fraction_and_rounds_can_be_left_out():
-    settings = {**EXPERIMENTS["flhc-table1"].settings("smoke"), "client_fractions": [0.5, 1.0], "left_out": [[1.0, 3]]}
+    settings = {
+        **EXPERIMENTS["flhc-table1"].settings("smoke"),
+        "client_fractions": [0.5, 1.0],
+        "left_out": [[1.0, 3]],
+    }
     found = EXPERIMENTS["flhc-table1"].measure(ResultCache({}), settings)
     assert list(found.series["cells"]) == ["cf 0.5, n 1", "cf 0.5, n 3", "cf 1.0, n 1"]
 
 
-def test_runs_of_equal_partitions_are_measured_once_and_the_best_cut_is_shown(monkeypatch: pytest.MonkeyPatch):
+def test_runs_of_equal_partitions_are_measured_once_and_the_best_cut_is_shown(
+    monkeypatch: pytest.MonkeyPatch,
+):
     hows = list(paper_of("flhc-table5").numbers["cells"])
     alike = {how: how.startswith("l1") for how in hows}
-    merges = {way: [[0, 1, 1.0, 2], [int(way_is_l1), 2, 2.0, 3]] for way, way_is_l1 in alike.items()}
+    merges = {
+        way: [[0, 1, 1.0, 2], [int(way_is_l1), 2, 2.0, 3]] for way, way_is_l1 in alike.items()
+    }
     merges["cosine complete, parameters"] = merges["cosine complete"]
     monkeypatch.setattr(Runs, "merges", lambda self, *_: [merges] * len(self.settings["seeds"]))
     monkeypatch.setattr(
-        tables, "labels_of", lambda merged, n_clusters: [merged[1][0], n_clusters, *range(int(n_clusters))]
+        tables,
+        "labels_of",
+        lambda merged, n_clusters: [merged[1][0], n_clusters, *range(int(n_clusters))],
     )
     monkeypatch.setattr(tables, "_on_parameters", lambda *_: "")
     monkeypatch.setattr(tables, "count_clusters_by_gap", lambda _: 2)
@@ -158,7 +207,9 @@ def test_runs_of_equal_partitions_are_measured_once_and_the_best_cut_is_shown(mo
     settings = {**EXPERIMENTS["flhc-table5"].settings("laptop"), **cuts}
     found = EXPERIMENTS["flhc-table5"].measure(ResultCache({}), settings)
     tried = [
-        f"{how}, {cut} clusters, n 10, K of_all, cf 0.2" for how in ("cosine average", "l1 average") for cut in (2, 3)
+        f"{how}, {cut} clusters, n 10, K of_all, cf 0.2"
+        for how in ("cosine average", "l1 average")
+        for cut in (2, 3)
     ]
     tried = [f"{key}, seed {seed}" for key in tried for seed in settings["seeds"]]
     assert set(runs) == {*(f"FL, cf 0.2, seed {seed}" for seed in settings["seeds"]), *tried}
@@ -232,7 +283,10 @@ def made_up(accuracy: float, reached: float = 0.0, ari: float = 1.0) -> dict[str
 
 
 def cells(fl: dict[str, Any], **runs: dict[str, Any]) -> list[Cell]:
-    return [Cell(key.replace("_", " "), n, [run], [fl]) for n, (key, run) in enumerate(runs.items(), start=1)]
+    return [
+        Cell(key.replace("_", " "), n, [run], [fl])
+        for n, (key, run) in enumerate(runs.items(), start=1)
+    ]
 
 
 def holds(claims: list[Claim]) -> list[bool | None]:
@@ -262,14 +316,23 @@ def test_claims_on_pathological_clients():
     assert (loss[2].seen, loss[2].measured[:13]) == ("no", "1.0x to 1.7x:"), "0.97x is a loss"
     little = claims("flhc-table1", made_up(0.5, 0.3), a=made_up(0.9, 0.33), b=made_up(0.6, 0.5))
     assert little[2].seen == "direction only", "1.1x is no 1.2x"
-    assert [each.seen for each in good] == ["yes", "yes", "direction only"]  # 3.0 times the clients, the paper 2.0
+    assert [each.seen for each in good] == [
+        "yes",
+        "yes",
+        "direction only",
+    ]  # 3.0 times the clients, the paper 2.0
     bad = claims("flhc-table1", fl, a=made_up(0.45, 0.1), b=made_up(0.6, 0.0))
     assert holds(bad) == [False, False, False]
     assert bad[0].measured == "at the end in 1 of 2, in the round after clustering in 1"
 
 
 def test_claims_on_iid_clients():
-    counts = {"n 1, l2 ward": [7], "n 2, l2 ward": [1], "n 2, cosine average": [1], "n 2, l1 average": [10]}
+    counts = {
+        "n 1, l2 ward": [7],
+        "n 2, l2 ward": [1],
+        "n 2, cosine average": [1],
+        "n 2, l1 average": [10],
+    }
     settings = {"rounds_before": [1, 2]}
     (cell,) = cells(made_up(0.99), a=made_up(0.985))
     good = claims_on_iid(paper_of("flhc-iid"), counts, cell, settings)
@@ -281,7 +344,12 @@ def test_claims_on_iid_clients():
         "direction only",
         "yes",
     ]
-    other = {"n 1, l2 ward": [1], "n 2, l2 ward": [1, 2], "n 2, cosine average": [1], "n 2, l1 average": [1]}
+    other = {
+        "n 1, l2 ward": [1],
+        "n 2, l2 ward": [1, 2],
+        "n 2, cosine average": [1],
+        "n 2, l1 average": [1],
+    }
     assert holds(claims_on_iid(paper_of("flhc-iid"), other, cell, settings)) == [False] * 3
 
 
@@ -312,7 +380,8 @@ def test_claims_on_writers():
 
 
 @pytest.mark.parametrize(
-    ("name", "ranked"), [("flhc-table4", ("l1", "l2", "cosine")), ("flhc-table5", ("cosine", "l2", "l1"))]
+    ("name", "ranked"),
+    [("flhc-table4", ("l1", "l2", "cosine")), ("flhc-table5", ("cosine", "l2", "l1"))],
 )
 def test_claims_on_metrics(name: str, ranked: tuple[str, ...]):
     scores = dict(zip(ranked, (0.99, 0.987, 0.984), strict=True))
@@ -324,7 +393,11 @@ def test_claims_on_metrics(name: str, ranked: tuple[str, ...]):
 
 
 def test_clusters_that_are_not_the_true_ones_are_named():
-    runs = {"cosine_average": made_up(0.99), "l2_ward": made_up(0.9, ari=0.5), "l1_single": made_up(0.91)}
+    runs = {
+        "cosine_average": made_up(0.99),
+        "l2_ward": made_up(0.9, ari=0.5),
+        "l1_single": made_up(0.91),
+    }
     found = claims("flhc-table5", made_up(0.8), **runs)[-1]
     assert found.measured == "90.0 to 99.0 %; other clusters than the true ones with l2 ward"
     because = why_differ(paper_of("flhc-table5"), cells(made_up(0.8), **runs), {"cuts": [4]})

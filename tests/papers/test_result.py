@@ -15,7 +15,16 @@ import pytest
 from fedclade.core.errors import DataError, RunError
 from fedclade_papers import Claim, Outcome, Row
 from fedclade_papers.command import changes
-from fedclade_papers.markdown import departures, difference, figure, ours, row_table, setting, to_csv, to_markdown
+from fedclade_papers.markdown import (
+    departures,
+    difference,
+    figure,
+    ours,
+    row_table,
+    setting,
+    to_csv,
+    to_markdown,
+)
 from fedclade_papers.outcome import within_printed
 from fedclade_papers.result import Result, measure
 from tests.papers.examples import TINY
@@ -41,12 +50,16 @@ def test_a_result_reads_back_as_it_was_written(result: Result, tmp_path: Path):
     again = Result.load(tmp_path / "tiny.json")
     assert again.outcome == result.outcome
     assert to_markdown(again) == to_markdown(result)
-    assert replace(again, settings={}, differences={}) == replace(result, settings={}, differences={})
+    assert replace(again, settings={}, differences={}) == replace(
+        result, settings={}, differences={}
+    )
 
 
 def test_an_outcome_is_as_json_has_it():
     def of(value: object) -> Result:
-        return measure(replace(TINY, measure=lambda cache, settings: Outcome(series={"x": value})), "smoke")
+        return measure(
+            replace(TINY, measure=lambda cache, settings: Outcome(series={"x": value})), "smoke"
+        )
 
     assert of((np.float64(0.5), np.bool_(True))).outcome.series == {"x": [0.5, True]}
     with pytest.raises(TypeError, match=r"an outcome should hold what JSON can, got \{1\}"):
@@ -55,7 +68,12 @@ def test_an_outcome_is_as_json_has_it():
 
 @pytest.mark.parametrize(
     ("content", "told"),
-    [("[]", "TypeError"), ("{", "JSONDecodeError"), ('{"format": 2}', "KeyError: 'outcome'"), (None, "FileNotFound")],
+    [
+        ("[]", "TypeError"),
+        ("{", "JSONDecodeError"),
+        ('{"format": 2}', "KeyError: 'outcome'"),
+        (None, "FileNotFound"),
+    ],
 )
 def test_a_file_that_holds_no_result_is_said_to(tmp_path: Path, content: str | None, told: str):
     path = tmp_path / "odd.json"
@@ -74,7 +92,9 @@ def test_a_result_of_another_format_is_refused(result: Result, tmp_path: Path):
 
 
 def test_data_that_is_missing_is_named_with_the_option(tmp_path: Path):
-    with pytest.raises(DataError, match=rf"tiny needs the data set 'mnist', which is not in {tmp_path}.*--data-dir"):
+    with pytest.raises(
+        DataError, match=rf"tiny needs the data set 'mnist', which is not in {tmp_path}.*--data-dir"
+    ):
         measure(replace(TINY, data=("digits", "mnist")), "smoke", data_dir=tmp_path)
 
 
@@ -87,9 +107,16 @@ def test_what_was_measured_before_is_not_measured_again(tmp_path: Path):
 
 def test_what_was_set_by_hand_is_in_the_command_and_among_the_differences():
     changed = measure(TINY, "laptop", changed={"rounds": 20, "data": "a b"})
-    assert changed.command == """fedclade reproduce tiny --scale laptop --set rounds=20 --set 'data="a b"'"""
+    assert (
+        changed.command
+        == """fedclade reproduce tiny --scale laptop --set rounds=20 --set 'data="a b"'"""
+    )
     assert changes(shlex.split(changed.command)[6::2]) == {"rounds": 20, "data": "a b"}
-    assert changed.differences == {"seeds": ([0, 1, 2], [1, 3]), "rounds": (100, 20), "data": ("mnist", "a b")}
+    assert changed.differences == {
+        "seeds": ([0, 1, 2], [1, 3]),
+        "rounds": (100, 20),
+        "data": ("mnist", "a b"),
+    }
     assert departures(changed) == "seeds [0, 1, 2] → [1, 3]; rounds 100 → 20; also data"
 
 
@@ -166,10 +193,16 @@ def test_a_page_holds_rows_claims_remarks_changes_and_the_command(result: Result
 
 
 def test_quantities_and_sentences_of_ours_stand_below_a_line_of_their_own(result: Result):
-    rows = (Row("of the paper", 95.0, 95.0), Row("ours alone", 95.0, 95.0, own=True), Row("not printed", None, 1.0))
+    rows = (
+        Row("of the paper", 95.0, 95.0),
+        Row("ours alone", 95.0, 95.0, own=True),
+        Row("not printed", None, 1.0),
+    )
     claims = (Claim("of the paper", True, "1"), Claim("ours", True, "1", own=True))
     page = to_markdown(replace(result, outcome=replace(result.outcome, rows=rows, claims=claims)))
-    above, below = page.split("Quantities of ours, which the paper does not have; they count in no verdict:")
+    above, below = page.split(
+        "Quantities of ours, which the paper does not have; they count in no verdict:"
+    )
     assert "| of the paper | 95.0 % | 95.0 % | +0.0 % | reached |" in above
     assert "| of the paper | yes | 1 |" in above
     assert "| ours alone | 95.0 % | 95.0 % | +0.0 % | – |" in below
@@ -179,14 +212,27 @@ def test_quantities_and_sentences_of_ours_stand_below_a_line_of_their_own(result
 
 
 def test_the_overview_names_cells_and_inner_settings_that_differ(result: Result):
-    changes = {"tables": ({"a": {"rounds": 50, "x": 1}, "b": {"rounds": 50, "x": 1}}, {"a": {"rounds": 10, "x": 2}})}
+    changes = {
+        "tables": (
+            {"a": {"rounds": 50, "x": 1}, "b": {"rounds": 50, "x": 1}},
+            {"a": {"rounds": 10, "x": 2}},
+        )
+    }
     rows = (Row("cf 0.1, n 1 · accuracy", 95.0, 95.0), Row("cf 0.1, n 10 · accuracy", 95.0, 95.0))
     changed = replace(result, differences=changes, outcome=replace(result.outcome, rows=rows))
-    assert departures(changed, ["cf 0.1, n 1", "cf 0.1, n 3", "cf 0.1, n 10"]) == "2 of 3 cells; rounds 50 → 10; also x"
+    assert (
+        departures(changed, ["cf 0.1, n 1", "cf 0.1, n 3", "cf 0.1, n 10"])
+        == "2 of 3 cells; rounds 50 → 10; also x"
+    )
     assert departures(changed, ["cf 0.1, n 1", "cf 0.1, n 10"]) == "rounds 50 → 10; also x"
 
 
 def test_csv_has_numbers_unrounded(result: Result):
     (row,) = csv.DictReader(io.StringIO(to_csv(result)))
-    assert (row["what"], row["paper"], row["ours"], row["seeds"]) == ("accuracy", "95.0", "92.0", "91.0 93.0")
+    assert (row["what"], row["paper"], row["ours"], row["seeds"]) == (
+        "accuracy",
+        "95.0",
+        "92.0",
+        "91.0 93.0",
+    )
     assert float(row["half_width_95"]) == pytest.approx(12.706, abs=1e-3)

@@ -85,10 +85,18 @@ class Flaky(Around):
         self.present, self.draw = np.array(present), np.random.default_rng(seed)
 
     def train(self, ids, models, assignment, this_round, anchors=None, **more):
-        return self.some(partial(self.clients.train, **more), ids, models, assignment, this_round, anchors)
+        return self.some(
+            partial(self.clients.train, **more), ids, models, assignment, this_round, anchors
+        )
 
     def gradients(self, ids, models, assignment, this_round):
-        return self.some(lambda i, m, a, r, _: self.clients.gradients(i, m, a, r), ids, models, assignment, this_round)
+        return self.some(
+            lambda i, m, a, r, _: self.clients.gradients(i, m, a, r),
+            ids,
+            models,
+            assignment,
+            this_round,
+        )
 
     def evaluate(self, ids, models, assignment, split, **more):
         return self.clients.evaluate(ids, models, assignment, split, **more)
@@ -103,7 +111,9 @@ class Flaky(Around):
     def some(self, ask, ids, models, assignment, this_round, anchors=None) -> Updates:
         answers = self.draw.random(len(ids)) < self.present[list(ids)]
         there = np.flatnonzero(answers)
-        left_out = {client: DROPPED_OUT for client, answers in zip(ids, answers, strict=True) if not answers}
+        left_out = {
+            client: DROPPED_OUT for client, answers in zip(ids, answers, strict=True) if not answers
+        }
         if not len(there):
             return Updates.of_nobody(left_out, models, models.shape[1])
         some, rows = [ids[i] for i in there], [assignment[i] for i in there]
@@ -141,7 +151,9 @@ def check(state: State) -> None:
     min_clients=st.sampled_from([1, 1, 3]),
     attended=st.booleans(),
 )
-def test_whoever_answers_no_client_is_lost_and_no_model(algorithm, present, seed, fraction, min_clients, attended):
+def test_whoever_answers_no_client_is_lost_and_no_model(
+    algorithm, present, seed, fraction, min_clients, attended
+):
     clients, params = replicating(federation_of(TRUTH, seed=1), linear(1), "stacked")
     flaky = Flaky(clients, present, seed)
     world = Attended(flaky) if attended else flaky
@@ -156,7 +168,9 @@ def test_whoever_answers_no_client_is_lost_and_no_model(algorithm, present, seed
         check(state)
         assert set(algorithm.serve(state, world)) == set(range(N))
         assert all(np.isfinite(loss) for loss in log.losses.values())
-        if not any(present) and getattr(algorithm, "restarts", 1) == 1:  # IFCA may take up another set of models
+        if (
+            not any(present) and getattr(algorithm, "restarts", 1) == 1
+        ):  # IFCA may take up another set of models
             assert not log.losses
             for ours, theirs in zip(before.tree.nodes, state.tree.nodes, strict=False):
                 torch.testing.assert_close(theirs.params, ours.params, rtol=0, atol=1e-6)

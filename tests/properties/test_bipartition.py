@@ -23,7 +23,9 @@ def symmetric(upper: np.ndarray, m: int) -> np.ndarray:
 def matrices(largest: int = 12):
     """Similarity matrices: with few values, so that they tie; with values a last bit apart; of noisy clusters."""
     few = st.sampled_from([-1.0, -0.5, 0.0, 0.5, 1.0])
-    last_bits = st.integers(0, 4).map(lambda k: 0.7 + k * 2.0**-53) | st.integers(0, 4).map(lambda k: k * 5e-324)
+    last_bits = st.integers(0, 4).map(lambda k: 0.7 + k * 2.0**-53) | st.integers(0, 4).map(
+        lambda k: k * 5e-324
+    )
     whole_range = st.floats(-1, 1)
 
     @st.composite
@@ -54,7 +56,10 @@ def all_bipartitions(m: int):
 
 def brute_force(alpha: np.ndarray) -> tuple[float, list[set[frozenset[int]]]]:
     """Return the smallest α_cross^max, and all bi-partitions that reach it (eqs. 17, 25)."""
-    crosses = [(float(alpha[np.ix_(list(a), list(b))].max()), {a, b}) for a, b in all_bipartitions(len(alpha))]
+    crosses = [
+        (float(alpha[np.ix_(list(a), list(b))].max()), {a, b})
+        for a, b in all_bipartitions(len(alpha))
+    ]
     best = min(cross for cross, _ in crosses)
     return best, [parts for cross, parts in crosses if cross == best]
 

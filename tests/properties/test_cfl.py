@@ -22,7 +22,17 @@ from fedclade.runs.checkpointer import Checkpointer
 from tests.reference.bipartition import alpha_cross_max, bipartition
 from tests.reference.cfl import clustered_federated_learning
 from tests.reference.fedavg import as_numpy, federated_learning
-from tests.tiny import ScriptedClients, SpyClients, details, federation_of, linear, perceptron, play, renamed, simulated
+from tests.tiny import (
+    ScriptedClients,
+    SpyClients,
+    details,
+    federation_of,
+    linear,
+    perceptron,
+    play,
+    renamed,
+    simulated,
+)
 
 SPEC = LocalTraining(epochs=2, batch_size=10, lr=0.2)
 TRUTH = [0, 1, 2, 3, 0, 1, 2, 3]
@@ -52,7 +62,10 @@ def models(tree) -> Mapping[int, Tensor]:
 
 
 def without_seconds(rows):
-    return [{name: value for name, value in row.items() if not name.startswith("seconds")} for row in rows]
+    return [
+        {name: value for name, value in row.items() if not name.startswith("seconds")}
+        for row in rows
+    ]
 
 
 # The literal pseudo-code
@@ -64,13 +77,23 @@ def test_equals_algorithm_5_round_by_round(seed, sizes):
     federation = world(seed, sizes)
     clients, params = simulated(federation, linear(seed))
     played = play(NESTED, clients, params, 9, spec=SPEC, seed=seed)
-    settings = {"eps1": NESTED.eps1, "eps2": NESTED.eps2, "gamma_max": 0.0, "seed": seed, "rounds": 9}
-    expected = clustered_federated_learning(as_numpy(params), federation, linear(), SPEC, **settings)
+    settings = {
+        "eps1": NESTED.eps1,
+        "eps2": NESTED.eps2,
+        "gamma_max": 0.0,
+        "seed": seed,
+        "rounds": 9,
+    }
+    expected = clustered_federated_learning(
+        as_numpy(params), federation, linear(), SPEC, **settings
+    )
     for state, wanted in zip(played.states[1:], expected, strict=True):
         assert clusters(state.tree) == wanted.clusters
         for client, model in models(state.tree).items():
             np.testing.assert_allclose(model.numpy(), wanted.theta[client], atol=1e-5)
-    assert max(len(played.states[-1].tree.path(client)) for client in clients.ids) >= 3, "no split was nested"
+    assert max(len(played.states[-1].tree.path(client)) for client in clients.ids) >= 3, (
+        "no split was nested"
+    )
 
 
 @pytest.mark.parametrize("gamma_max", [0.0, 0.702])
@@ -84,7 +107,9 @@ def test_equals_algorithm_5_with_automatic_eps1_and_a_noise_bound(gamma_max):
         *(as_numpy(params), federation, linear(), DESCENT),
         **{"eps1": "auto", "eps2": 0.6, "gamma_max": gamma_max, "seed": 1, "rounds": 36},
     )
-    assert [clusters(state.tree) for state in played.states[1:]] == [wanted.clusters for wanted in expected]
+    assert [clusters(state.tree) for state in played.states[1:]] == [
+        wanted.clusters for wanted in expected
+    ]
     kinds = {event.kind for log in played.logs for event in log.events}
     assert kinds == ({"split"} if gamma_max == 0 else {"split", "rejected"})
 
@@ -94,9 +119,13 @@ def test_equals_algorithm_5_with_and_without_the_weights_of_eq_2(weighted):
     """Line 13, with clients of 3 to 200 examples: the models and the norms differ."""
     federation = world(1, [3, 200, 31, 24, 40, 7, 90, 12])
     clients, params = simulated(federation, linear(1))
-    played = play(dataclasses.replace(NESTED, weighted=weighted), clients, params, 9, spec=SPEC, seed=1)
+    played = play(
+        dataclasses.replace(NESTED, weighted=weighted), clients, params, 9, spec=SPEC, seed=1
+    )
     settings = {"eps1": NESTED.eps1, "eps2": NESTED.eps2, "gamma_max": 0.0, "seed": 1, "rounds": 9}
-    expected = clustered_federated_learning(as_numpy(params), federation, linear(), SPEC, weighted=weighted, **settings)
+    expected = clustered_federated_learning(
+        as_numpy(params), federation, linear(), SPEC, weighted=weighted, **settings
+    )
     other = clustered_federated_learning(
         as_numpy(params), federation, linear(), SPEC, weighted=not weighted, **settings
     )
@@ -105,18 +134,29 @@ def test_equals_algorithm_5_with_and_without_the_weights_of_eq_2(weighted):
         for client, model in models(state.tree).items():
             np.testing.assert_allclose(model.numpy(), wanted.theta[client], atol=1e-5)
         for criteria in log.criteria.values():
-            assert criteria.mean_norm == pytest.approx(wanted.mean_norms[frozenset(criteria.members)], rel=1e-4)
+            assert criteria.mean_norm == pytest.approx(
+                wanted.mean_norms[frozenset(criteria.members)], rel=1e-4
+            )
     assert np.abs(other[0].theta[0] - expected[0].theta[0]).max() > 1e-3
 
 
-@pytest.mark.parametrize(("eps1", "eps2", "gamma_max"), [("auto", 0.6, 0.0), ("auto", 0.6, 0.702), ("auto", 1e9, 0.0)])
+@pytest.mark.parametrize(
+    ("eps1", "eps2", "gamma_max"), [("auto", 0.6, 0.0), ("auto", 0.6, 0.702), ("auto", 1e9, 0.0)]
+)
 def test_ends_where_algorithms_2_and_3_do(eps1, eps2, gamma_max):
     """When no cluster moves any more: after splits, after a rejected split, and as plain federated learning."""
     federation = world(1)
     algorithm = CFL(eps1=eps1, eps2=eps2, gamma_max=gamma_max, stop_when_stationary=True)
     run = simulate(algorithm, linear(1), federation, local=DESCENT, rounds=150, seed=1)
     start = as_numpy(simulated(federation, linear(1))[1])
-    settings = {"eps1": eps1, "eps2": eps2, "gamma_max": gamma_max, "seed": 1, "rounds": 150, "stop": True}
+    settings = {
+        "eps1": eps1,
+        "eps2": eps2,
+        "gamma_max": gamma_max,
+        "seed": 1,
+        "rounds": 150,
+        "stop": True,
+    }
     expected = clustered_federated_learning(start, federation, linear(), DESCENT, **settings)
     assert len(run.metric_rows) == run.summary["rounds"] == len(expected) < 150
     assert clusters(run.tree) == expected[-1].clusters
@@ -136,7 +176,13 @@ def test_ends_where_algorithms_2_and_3_do(eps1, eps2, gamma_max):
 
 def test_a_run_that_ended_by_itself_is_evaluated_kept_and_not_gone_on_with(tmp_path):
     algorithm = CFL(eps1="auto", eps2=1e9, stop_when_stationary=True)
-    settings = {"local": DESCENT, "rounds": 150, "seed": 1, "evaluate_every": 150, "folder": tmp_path / "run"}
+    settings = {
+        "local": DESCENT,
+        "rounds": 150,
+        "seed": 1,
+        "evaluate_every": 150,
+        "folder": tmp_path / "run",
+    }
     run = simulate(algorithm, linear(1), world(1), **settings)
     assert run.summary["rounds"] < 150
     assert run.metric_rows[-1]["accuracy_mean"] is not None
@@ -147,7 +193,13 @@ def test_a_run_that_ended_by_itself_is_evaluated_kept_and_not_gone_on_with(tmp_p
 def test_a_run_that_was_killed_at_its_end_ends_there(tmp_path, monkeypatch):
     """Its last checkpoint holds the end: no round more is run."""
     algorithm = CFL(eps1="auto", eps2=1e9, stop_when_stationary=True)
-    settings = {"local": DESCENT, "rounds": 150, "seed": 1, "folder": tmp_path / "run", "checkpoint_every": 1}
+    settings = {
+        "local": DESCENT,
+        "rounds": 150,
+        "seed": 1,
+        "folder": tmp_path / "run",
+        "checkpoint_every": 1,
+    }
 
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
@@ -173,7 +225,9 @@ def test_norms_of_eqs_32_and_33_equal_algorithm_5s():
     clients, params = simulated(federation, linear())
     played = play(NESTED, clients, params, 9, spec=SPEC)
     settings = {"eps1": NESTED.eps1, "eps2": NESTED.eps2, "gamma_max": 0.0, "seed": 0, "rounds": 9}
-    expected = clustered_federated_learning(as_numpy(params), federation, linear(), SPEC, **settings)
+    expected = clustered_federated_learning(
+        as_numpy(params), federation, linear(), SPEC, **settings
+    )
     assert played.logs
     for log, wanted in zip(played.logs, expected, strict=True):
         found = {frozenset(g.members): (g.mean_norm, g.max_norm) for g in log.criteria.values()}
@@ -203,13 +257,20 @@ def test_renaming_clients_changes_nothing_but_names(names):
     new = dict(enumerate(names))
     run = nested()
     other = simulate(NESTED, linear(), renamed(federation, new), local=SPEC, rounds=8, seed=1)
-    assert clusters(other.tree) == {frozenset(new[c] for c in cluster) for cluster in clusters(run.tree)}
+    assert clusters(other.tree) == {
+        frozenset(new[c] for c in cluster) for cluster in clusters(run.tree)
+    }
     assert len(run.tree.leaves) == 4
     theirs = models(other.tree)
     for client, model in models(run.tree).items():
         torch.testing.assert_close(theirs[new[client]], model, rtol=0, atol=1e-5)
-    scores = {(row["round"], row["name"]): (row["accuracy"], row["true_cluster"]) for row in run.client_rows}
-    assert {(r["round"], r["name"]): (r["accuracy"], r["true_cluster"]) for r in other.client_rows} == scores
+    scores = {
+        (row["round"], row["name"]): (row["accuracy"], row["true_cluster"])
+        for row in run.client_rows
+    }
+    assert {
+        (r["round"], r["name"]): (r["accuracy"], r["true_cluster"]) for r in other.client_rows
+    } == scores
 
 
 def test_cfl_that_never_splits_is_fedavg_bit_for_bit():
@@ -218,7 +279,11 @@ def test_cfl_that_never_splits_is_fedavg_bit_for_bit():
     cfl = simulate(CFL(eps2=1e9), linear(), world(), **settings)
     fedavg = simulate("fedavg", linear(), world(), **settings)
     assert torch.equal(cfl.tree.nodes[0].params, fedavg.tree.nodes[0].params)
-    compared = ("alpha_cross_max", "gamma_bound", "separation_gap")  # FedAvg has no use for similarities
+    compared = (
+        "alpha_cross_max",
+        "gamma_bound",
+        "separation_gap",
+    )  # FedAvg has no use for similarities
     assert all(row[column] is None for row in fedavg.metric_rows for column in compared)
     metrics = [row | dict.fromkeys(compared) for row in cfl.metric_rows]
     assert without_seconds(metrics) == without_seconds(fedavg.metric_rows)
@@ -253,7 +318,10 @@ def test_the_order_of_clients_in_a_call_changes_nothing():
         shuffled, other = NESTED.step(shuffled, [5, 2, 7, 0, 1, 4, 6, 3], clients, this_round)
         assert other.events == log.events
         assert other.losses == log.losses
-        assert all(torch.equal(a.params, b.params) for a, b in zip(state.tree.nodes, shuffled.tree.nodes, strict=True))
+        assert all(
+            torch.equal(a.params, b.params)
+            for a, b in zip(state.tree.nodes, shuffled.tree.nodes, strict=True)
+        )
     assert len(state.tree.leaves) > 2
 
 
@@ -262,9 +330,14 @@ def test_the_order_of_clients_in_a_call_changes_nothing():
 
 def test_permuted_vectors_give_the_same_clusters_and_models():
     """Eqs. 45, 46: with and without P, up to rounding."""
-    plain, hidden = nested(), simulate(NESTED, linear(), world(1), local=SPEC, rounds=8, seed=1, permute=True)
+    plain, hidden = (
+        nested(),
+        simulate(NESTED, linear(), world(1), local=SPEC, rounds=8, seed=1, permute=True),
+    )
     assert len(plain.tree.leaves) > 2
-    assert [node.members for node in hidden.tree.nodes] == [node.members for node in plain.tree.nodes]
+    assert [node.members for node in hidden.tree.nodes] == [
+        node.members for node in plain.tree.nodes
+    ]
     for ours, theirs in zip(plain.tree.nodes, hidden.tree.nodes, strict=True):
         torch.testing.assert_close(theirs.params, ours.params, rtol=0, atol=1e-5)
         assert (theirs.cached is None) == (ours.cached is None)
@@ -323,8 +396,12 @@ def test_every_client_undoes_the_permutation_before_it_works():
     outside.gradients([1], received[None], [0], Round(1, SPEC))
     evaluation = outside.evaluate([2], received[None], [0], "test")
     assert [call.what for call in inside.calls] == ["train", "gradients", "evaluate"]
-    assert all(torch.equal(model, params) for call in inside.calls for model in call.models.values())
-    assert torch.equal(evaluation.scores[:, 0], clients.evaluate([2], params[None], [0], "test").scores[:, 0])
+    assert all(
+        torch.equal(model, params) for call in inside.calls for model in call.models.values()
+    )
+    assert torch.equal(
+        evaluation.scores[:, 0], clients.evaluate([2], params[None], [0], "test").scores[:, 0]
+    )
     assert outside.ids == clients.ids
     assert outside.sizes == clients.sizes
 
@@ -353,7 +430,9 @@ def test_a_split_rests_on_all_members_at_one_model_and_asks_the_absent_once(frac
 
 def test_without_a_split_only_the_cohort_is_asked():
     clients, params = simulated(world(1), linear(1))
-    played = play(CFL(eps2=0.6, split_rounds=(5,)), clients, params, 5, spec=SPEC, seed=1, fraction=0.5)
+    played = play(
+        CFL(eps2=0.6, split_rounds=(5,)), clients, params, 5, spec=SPEC, seed=1, fraction=0.5
+    )
     assert [len(played.clients.asked("train", number)) for number in range(1, 6)] == [1, 1, 1, 1, 2]
     assert all(len(played.clients.asked("train", number)[0].ids) == 4 for number in range(1, 6))
     assert played.logs[0].losses.keys() == set(played.clients.asked("train", 1)[0].ids)
@@ -363,7 +442,9 @@ def test_a_cohort_that_calls_for_a_split_in_vain_still_moves_the_model_by_all():
     """Clients 0 and 1 alone look stationary; with 2 and 3 the mean is far from zero, and nothing is split."""
     clients = ScriptedClients({0: [1, 0], 1: [-1, 0], 2: [0, 1], 3: [0, 1]})
     algorithm = CFL(eps1=0.4, eps2=0.5)
-    state, log = algorithm.step(algorithm.init(torch.zeros(2), clients), [0, 1], clients, Round(1, SPEC))
+    state, log = algorithm.step(
+        algorithm.init(torch.zeros(2), clients), [0, 1], clients, Round(1, SPEC)
+    )
     assert log.events == ()
     assert log.criteria[0].members == (0, 1, 2, 3)
     assert state.tree.nodes[0].params.tolist() == [0.0, 2 / 4]
@@ -388,22 +469,34 @@ def gradient_by_hand(federation, client: int, module, params: Tensor) -> np.ndar
     x, y = federation.examples(client, "train")
     weight, bias = (t.clone().requires_grad_() for t in params.split([4 * 6, 4]))
     loss = functional.cross_entropy(x @ weight.view(4, 6).T + bias, y)
-    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, (weight, bias))]).double().numpy()
+    return (
+        torch.cat([g.flatten() for g in torch.autograd.grad(loss, (weight, bias))]).double().numpy()
+    )
 
 
 def test_similarity_of_gradients_is_eq_50():
     """α between full-batch gradients at the cluster's model, by autograd; splits follow it."""
     federation = world(1)
     clients, params = simulated(federation, linear(1))
-    played = play(CFL(eps2=0.1, split_rounds=(2,), similarity="gradients"), clients, params, 2, spec=SPEC, seed=1)
+    played = play(
+        CFL(eps2=0.1, split_rounds=(2,), similarity="gradients"),
+        clients,
+        params,
+        2,
+        spec=SPEC,
+        seed=1,
+    )
     theta = played.states[1].tree.nodes[0].params
-    gradients = np.array([gradient_by_hand(federation, client, linear(), theta) for client in range(8)])
+    gradients = np.array(
+        [gradient_by_hand(federation, client, linear(), theta) for client in range(8)]
+    )
     unit = gradients / np.linalg.norm(gradients, axis=1, keepdims=True)
     criteria = played.logs[1].criteria[0]
     np.testing.assert_allclose(criteria.similarity, unit @ unit.T, atol=1e-5)
     assert clusters(played.states[2].tree) == set(bipartition(unit @ unit.T))
     assert not np.allclose(
-        criteria.similarity, cosine_similarity(played.clients.asked("train", 2)[0].answer.signatures)
+        criteria.similarity,
+        cosine_similarity(played.clients.asked("train", 2)[0].answer.signatures),
     )
 
 
@@ -470,10 +563,21 @@ def test_eps1_is_a_strict_bound(eps1, splits):
 def test_split_rounds_replace_stationarity_but_not_disagreement():
     """Figure 8: eq. 32 does not hold here, and splits happen in round 2 alone; eq. 33 still decides."""
     deltas = [[1, 0], [1, 1]]
-    assert one_step(CFL(eps1=1e-6, eps2=0.1, split_rounds=(2, 4)), deltas, number=1)[1].phase == "train"
-    assert one_step(CFL(eps1=1e-6, eps2=0.1, split_rounds=(2, 4)), deltas, number=2)[1].phase == "split"
-    assert one_step(CFL(eps1=1e6, eps2=0.1, split_rounds=(2, 4)), deltas, number=3)[1].phase == "train"
-    assert one_step(CFL(eps1=1e6, eps2=10.0, split_rounds=(2, 4)), deltas, number=2)[1].phase == "train"
+    assert (
+        one_step(CFL(eps1=1e-6, eps2=0.1, split_rounds=(2, 4)), deltas, number=1)[1].phase
+        == "train"
+    )
+    assert (
+        one_step(CFL(eps1=1e-6, eps2=0.1, split_rounds=(2, 4)), deltas, number=2)[1].phase
+        == "split"
+    )
+    assert (
+        one_step(CFL(eps1=1e6, eps2=0.1, split_rounds=(2, 4)), deltas, number=3)[1].phase == "train"
+    )
+    assert (
+        one_step(CFL(eps1=1e6, eps2=10.0, split_rounds=(2, 4)), deltas, number=2)[1].phase
+        == "train"
+    )
 
 
 def test_all_clusters_split_in_the_same_round():
@@ -525,7 +629,11 @@ def test_automatic_eps1_is_a_tenth_of_the_lineages_largest_mean_norm():
         for node, criteria in log.criteria.items():
             parent = state.tree.nodes[node].parent
             peaks[node] = max(peaks.get(node, peaks.get(parent, 0.0)), criteria.mean_norm)
-            called = criteria.mean_norm < peaks[node] / 10 and criteria.max_norm > 0.6 and len(criteria.members) > 1
+            called = (
+                criteria.mean_norm < peaks[node] / 10
+                and criteria.max_norm > 0.6
+                and len(criteria.members) > 1
+            )
             assert (node in split) == called
         for node in state.tree.nodes[len(peaks) :]:
             assert float(state.peaks[node.id]) == peaks[node.parent]
@@ -544,7 +652,9 @@ def test_cached_updates_were_made_at_the_inner_nodes_own_model():
     assert len(children) >= 4
     for child in children:
         parent = tree.nodes[child.parent]
-        again = clients.train(child.members, parent.params[None], [0] * len(child.members), Round(child.born, SPEC, 1))
+        again = clients.train(
+            child.members, parent.params[None], [0] * len(child.members), Round(child.born, SPEC, 1)
+        )
         assert torch.equal(child.cached, again.deltas)
         assert parent.split_in == child.born
 

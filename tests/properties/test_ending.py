@@ -15,7 +15,14 @@ from fedclade.runs import rounds as rounds_module
 from tests.properties.test_resume import FEDERATION, OPTIONS
 from tests.tiny import FEATURES, LABELS, perceptron
 
-TOLD_APART = ("tree", "personal.safetensors", "clients.parquet", "clusters.parquet", "events.jsonl", "similarities.npz")
+TOLD_APART = (
+    "tree",
+    "personal.safetensors",
+    "clients.parquet",
+    "clusters.parquet",
+    "events.jsonl",
+    "similarities.npz",
+)
 """What the two have in common: everything but the config, the summary, the metrics and their sums."""
 
 
@@ -51,11 +58,15 @@ def run_of(name: str, folder: Path, **settings) -> Run:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(FEATURES, 8), nn.LayerNorm(8), nn.Linear(8, LABELS))
     spec = LocalTraining(batch_size=12)
-    return simulate(algorithm, model, FEDERATION, local=spec, engine="loop", folder=folder, **settings)
+    return simulate(
+        algorithm, model, FEDERATION, local=spec, engine="loop", folder=folder, **settings
+    )
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    found = {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    found = {
+        path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    }
     return {str(name): content for name, content in found.items() if name.parts[0] in TOLD_APART}
 
 
@@ -70,7 +81,9 @@ def assert_same_models(folder: Path, other: Path) -> None:
 def test_every_algorithm_finished_by_a_callback_is_a_run_of_fewer_rounds(name, tmp_path):
     """After a round that was not to be evaluated: so what methods do in evaluated rounds alone is done at the end."""
     number = last_round(name)
-    finished = run_of(name, tmp_path / "long", rounds=9, evaluate_every=5, callbacks=[FinishAt(number)])
+    finished = run_of(
+        name, tmp_path / "long", rounds=9, evaluate_every=5, callbacks=[FinishAt(number)]
+    )
     run_of(name, tmp_path / "short", rounds=number, evaluate_every=5)
     assert finished.summary["rounds"] == number
     assert finished.summary["stopped"]["by"] == "FinishAt"
@@ -78,7 +91,9 @@ def test_every_algorithm_finished_by_a_callback_is_a_run_of_fewer_rounds(name, t
 
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
-def test_every_algorithm_keeps_the_best_round_also_if_it_is_interrupted(name, tmp_path, monkeypatch):
+def test_every_algorithm_keeps_the_best_round_also_if_it_is_interrupted(
+    name, tmp_path, monkeypatch
+):
     number = last_round(name)
 
     def chosen(rows, metric):
@@ -91,5 +106,9 @@ def test_every_algorithm_keeps_the_best_round_also_if_it_is_interrupted(name, tm
         run_of(name, tmp_path / "long", **settings, callbacks=[StopAfter(number + 1)])
     run = run_of(name, tmp_path / "long", **settings)
     run_of(name, tmp_path / "short", rounds=number)
-    assert (run.summary["rounds"], run.model_round, run.summary["chosen"]["round"]) == (number + 2, number, number)
+    assert (run.summary["rounds"], run.model_round, run.summary["chosen"]["round"]) == (
+        number + 2,
+        number,
+        number,
+    )
     assert_same_models(tmp_path / "long", tmp_path / "short")

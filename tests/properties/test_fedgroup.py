@@ -51,7 +51,10 @@ def played(algorithm, rounds, *, seed=1, fraction=1.0, spec=SPEC, federation=Non
 
 
 def without_seconds(rows):
-    return [{name: value for name, value in row.items() if not name.startswith("seconds")} for row in rows]
+    return [
+        {name: value for name, value in row.items() if not name.startswith("seconds")}
+        for row in rows
+    ]
 
 
 def bits(tree) -> list[bytes]:
@@ -70,7 +73,14 @@ LATE = {"cold_start": "sampled"}
     [
         ({}, 2, 0.0, 0.0, 1.0, SIZES),
         ({}, 2, 0.05, 0.5, 1.0, SIZES),
-        ({}, 1, 0.05, 0.0, 0.5, SIZES),  # half of the clients pre-train, the others join before round 1
+        (
+            {},
+            1,
+            0.05,
+            0.0,
+            0.5,
+            SIZES,
+        ),  # half of the clients pre-train, the others join before round 1
         (LATE, 1, 0.05, 0.0, 1.0, SIZES),  # half of the clients join in round 1
         (LATE, 1, 0.05, 0.5, 0.25, SIZES),  # and here later, by the groups' latest updates
         ({**LATE, "direction": "position"}, 1, 0.05, 0.5, 0.25, SIZES),
@@ -121,10 +131,18 @@ def test_equals_algorithms_2_to_4_round_by_round(seed, options, alpha, eta_g, mu
 
 def test_three_base_directions_are_the_papers_and_their_number_can_be_set():
     """Four groups that share nothing: three of four right-angled directions leave the fourth at right angles to all."""
-    deltas = {client: [10.0 - client // 2 if k == client // 2 else 0.0 for k in range(4)] for client in range(8)}
+    deltas = {
+        client: [10.0 - client // 2 if k == client // 2 else 0.0 for k in range(4)]
+        for client in range(8)
+    }
     pairs = [{0, 1}, {2, 3}, {4, 5}, {6, 7}]
     for directions in (3, 4):
-        run = play(FedGroup(groups=4, base_directions=directions), ScriptedClients(deltas), torch.zeros(4), 1)
+        run = play(
+            FedGroup(groups=4, base_directions=directions),
+            ScriptedClients(deltas),
+            torch.zeros(4),
+            1,
+        )
         assert groups(run.states[1].tree) == pairs
     run = play(FedGroup(groups=4, base_directions=2), ScriptedClients(deltas), torch.zeros(4), 1)
     assert groups(run.states[1].tree) == [{0, 1}, {2, 3}, {4, 5, 6, 7}, set()]
@@ -134,7 +152,9 @@ def test_three_base_directions_are_the_papers_and_their_number_can_be_set():
 
 
 @pytest.mark.parametrize(("weighted", "first"), [(False, (1 + 3) / 2), (True, (1 * 1 + 3 * 3) / 4)])
-def test_groups_start_from_the_first_model_plus_the_mean_of_their_pre_training_updates(weighted, first):
+def test_groups_start_from_the_first_model_plus_the_mean_of_their_pre_training_updates(
+    weighted, first
+):
     """Algorithm 4, line 7: with pre-training (1, 0) and (3, 0) of 1 and 3 examples; Algorithm 1 weights round 1."""
     clients = ScriptedClients({0: [1, 0], 1: [3, 0], 2: [0, 8]}, {0: 1, 1: 3, 2: 1})
     algorithm = FedGroup(groups=2, eta_g=0.0, weighted_start=weighted)
@@ -144,7 +164,9 @@ def test_groups_start_from_the_first_model_plus_the_mean_of_their_pre_training_u
     then = (1 * 1 + 3 * 3) / 4
     assert tree.nodes[1].params.tolist() == [100 + first + then, 100]
     assert tree.nodes[2].params.tolist() == [100, 100 + 8 + 8]
-    assert tree.nodes[0].params.tolist() == [100 + (first + then) / 2, 100 + 8], "line 11: the plain mean"
+    assert tree.nodes[0].params.tolist() == [100 + (first + then) / 2, 100 + 8], (
+        "line 11: the plain mean"
+    )
     pretrain, train = run.clients.asked("train", 1)
     assert all(model.tolist() == [100, 100] for model in pretrain.models.values())
     assert {client: model.tolist() for client, model in train.models.items()} == {
@@ -169,12 +191,16 @@ def late(algorithm, *, rounds=2, newcomer=(5.0, 1.0)):
 
 
 def pre_trained(algorithm, clients, seed):
-    state, _ = algorithm.step(algorithm.init(torch.zeros(2), clients), [0], clients, Round(1, SPEC, seed))
+    state, _ = algorithm.step(
+        algorithm.init(torch.zeros(2), clients), [0], clients, Round(1, SPEC, seed)
+    )
     return {client for leaf in state.tree.leaves for client in leaf.members}
 
 
 @pytest.mark.parametrize("direction", ["update", "position"])
-@pytest.mark.parametrize(("newcomer", "group"), [((5, 1), 1), ((1, 5), 2), ((5, -1), 1), ((-5, 1), 2)])
+@pytest.mark.parametrize(
+    ("newcomer", "group"), [((5, 1), 1), ((1, 5), 2), ((5, -1), 1), ((-5, 1), 2)]
+)
 def test_newcomers_join_the_group_with_the_largest_cosine(newcomer, group, direction):
     """Eq. 10: against the groups' latest updates, (4, 0.05) and (0.05, 1), or their places from the global model."""
     algorithm = FedGroup(groups=2, pretrain_scale=2, eta_g=0.0, direction=direction, **LATE)
@@ -190,13 +216,17 @@ def test_all_clients_join_a_group_before_round_1():
     for at_once in (3, 500):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(fedgroup, "COLD_CLIENTS_PER_QUERY", at_once)
-            run = played(FedGroup(groups=4, pretrain_scale=1), 2, fraction=0.25, federation=federation)
+            run = played(
+                FedGroup(groups=4, pretrain_scale=1), 2, fraction=0.25, federation=federation
+            )
         first, *cold, _ = run.clients.asked("train", 1)
         assert [len(call.ids) for call in cold] == ([3, 3, 2] if at_once == 3 else [8])
         joined = [client for call in cold for client in call.ids]
         assert sorted([*first.ids, *joined]) == list(range(12))
         start = run.states[0].tree.nodes[0].params
-        assert all(torch.equal(model, start) for call in (first, *cold) for model in call.models.values())
+        assert all(
+            torch.equal(model, start) for call in (first, *cold) for model in call.models.values()
+        )
         assert not run.states[1].tree.stragglers
         assert len(run.clients.asked("train", 2)) == 1
 
@@ -212,7 +242,9 @@ def test_newcomers_pre_train_at_the_current_global_model_and_then_train_at_their
         assert len(calls) == (2 if cold else 1)
         if cold:
             assert set(calls[0].ids) == cold
-            assert all(torch.equal(model, before.nodes[0].params) for model in calls[0].models.values())
+            assert all(
+                torch.equal(model, before.nodes[0].params) for model in calls[0].models.values()
+            )
         for client, model in calls[-1].models.items():
             assert torch.equal(model, before.nodes[after.leaf_of[client]].params)
     assert newcomers >= 2
@@ -224,7 +256,9 @@ def test_newcomers_of_round_1_pre_train_at_the_first_model():
     first, newcomers, _ = run.clients.asked("train", 1)
     assert len(first.ids) == len(newcomers.ids) == 4
     start = run.states[0].tree.nodes[0].params
-    assert all(torch.equal(model, start) for call in (first, newcomers) for model in call.models.values())
+    assert all(
+        torch.equal(model, start) for call in (first, newcomers) for model in call.models.values()
+    )
 
 
 def test_clients_that_come_late_find_their_group():
@@ -245,10 +279,15 @@ def test_clients_that_come_late_find_their_group():
         pretrain, *train = run.clients.asked("train", number)
         if not train:
             continue
-        last = [as_numpy(leaf.params - run.states[number - 2].tree.nodes[leaf.id].params) for leaf in before.leaves]
+        last = [
+            as_numpy(leaf.params - run.states[number - 2].tree.nodes[leaf.id].params)
+            for leaf in before.leaves
+        ]
         for client, update in zip(pretrain.ids, pretrain.answer.deltas.numpy(), strict=True):
             came += 1
-            by_last = 1 + int(np.argmax([cosine(update, move) if move.any() else 0.0 for move in last]))
+            by_last = 1 + int(
+                np.argmax([cosine(update, move) if move.any() else 0.0 for move in last])
+            )
             misplaced += by_last != tree.leaf_of[client]
     assert came > 10
     assert misplaced > 0
@@ -263,7 +302,9 @@ def test_nobody_but_the_groups_trains_with_the_proximal_term():
     assert bits(by_algorithm.states[-1].tree) == bits(by_local.states[-1].tree)
     assert bits(without.states[-1].tree) == bits(plain.states[-1].tree)
     assert bits(by_algorithm.states[-1].tree) != bits(plain.states[-1].tree)
-    first = [run.clients.asked("train", 1)[0].answer.deltas for run in (by_algorithm, by_local, plain)]
+    first = [
+        run.clients.asked("train", 1)[0].answer.deltas for run in (by_algorithm, by_local, plain)
+    ]
     assert torch.equal(first[0], first[1])
     assert torch.equal(first[0], first[2])
 
@@ -273,7 +314,9 @@ def test_pre_training_is_one_epoch():
     first = played(FedGroup(groups=4), 1).clients.asked("train", 1)[0]
     clients, params = simulated(world(), linear(1))
     one_epoch = dataclasses.replace(SPEC, epochs=1)
-    alone = clients.train(first.ids, params[None], [0] * 8, Round(1, one_epoch, 1, purpose="pretrain"))
+    alone = clients.train(
+        first.ids, params[None], [0] * 8, Round(1, one_epoch, 1, purpose="pretrain")
+    )
     assert torch.equal(first.answer.deltas, alone.deltas)
 
 
@@ -285,12 +328,16 @@ def test_a_group_without_a_client_in_a_round_takes_part_in_the_inter_group_step_
     """Algorithm 2, lines 13, 14 and 23: w + η_g Σ w̃/‖w̃‖ over the other group, whose w̃ includes its training."""
     clients = ScriptedClients({0: [2, 0], 1: [0, 2]})
     algorithm = FedGroup(groups=2, eta_g=eta_g)
-    state, _ = algorithm.step(algorithm.init(torch.zeros(2), clients), [0, 1], clients, Round(1, SPEC))
+    state, _ = algorithm.step(
+        algorithm.init(torch.zeros(2), clients), [0, 1], clients, Round(1, SPEC)
+    )
     before = state.tree
     assert groups(before) == [{0}, {1}]
     state, log = algorithm.step(state, [1], clients, Round(2, SPEC))
     trained = before.nodes[2].params + torch.tensor([0.0, 2.0])
-    torch.testing.assert_close(state.tree.nodes[1].params, before.nodes[1].params + eta_g * trained / trained.norm())
+    torch.testing.assert_close(
+        state.tree.nodes[1].params, before.nodes[1].params + eta_g * trained / trained.norm()
+    )
     assert list(log.criteria) == [2]
     assert groups(state.tree) == groups(before)
 
@@ -329,7 +376,13 @@ def test_a_run_with_an_empty_group_is_recorded_saved_and_drawn(tmp_path):
     """Four clients with the same data and draws in three groups, of which two stay empty."""
     federation = federation_of([0] * 4)
     same = tuple(dataclasses.replace(federation.clients[0], id=k, name=f"c{k}") for k in range(4))
-    run = simulate(FedGroup(groups=3), linear(), dataclasses.replace(federation, clients=same), local=SPEC, rounds=2)
+    run = simulate(
+        FedGroup(groups=3),
+        linear(),
+        dataclasses.replace(federation, clients=same),
+        local=SPEC,
+        rounds=2,
+    )
     assert run.summary["clusters"]["sizes"] == [4]
     assert [event["node"] for event in run.events if event["kind"] == "empty"] == [2, 3]
     again = type(run).load(run.save(tmp_path / "run"))
@@ -343,7 +396,10 @@ def test_random_assignment_of_newcomers_leaves_the_pre_trained_where_they_are():
     """RAC: newcomers are spread over the groups by the draw, without pre-training."""
     federation = federation_of([k % 2 for k in range(40)], seed=1)
     some = FedGroup(groups=2, pretrain_scale=5)
-    with_rac, without = (played(dataclasses.replace(some, rac=rac), 1, federation=federation) for rac in (True, False))
+    with_rac, without = (
+        played(dataclasses.replace(some, rac=rac), 1, federation=federation)
+        for rac in (True, False)
+    )
     first = with_rac.clients.asked("train", 1)[0].ids
     assert len(first) == 10
     ours, theirs = with_rac.states[-1].tree.leaf_of, without.states[-1].tree.leaf_of
@@ -358,12 +414,16 @@ def test_random_assignment_of_newcomers_leaves_the_pre_trained_where_they_are():
 def test_random_centers_are_the_first_clients_of_the_groups():
     """RCC: m clients pre-train, each starts a group with its own model, and all others join by eq. 10."""
     truth = [k % 4 for k in range(24)]
-    run = played(FedGroup(groups=4, eta_g=0.0, rcc=True), 1, federation=federation_of(truth, seed=1))
+    run = played(
+        FedGroup(groups=4, eta_g=0.0, rcc=True), 1, federation=federation_of(truth, seed=1)
+    )
     first, cold, train = run.clients.asked("train", 1)
     assert len(first.ids) == 4
     assert set(cold.ids) == set(range(24)) - set(first.ids)
     start, tree = run.states[0].tree.nodes[0].params, run.states[1].tree
-    for place, (client, delta) in enumerate(zip(first.ids, first.answer.deltas, strict=True), start=1):
+    for place, (client, delta) in enumerate(
+        zip(first.ids, first.answer.deltas, strict=True), start=1
+    ):
         assert tree.leaf_of[client] == place
         assert torch.equal(train.models[client], start + delta)
     for client, delta in zip(cold.ids, cold.answer.deltas.double().numpy(), strict=True):
@@ -374,7 +434,10 @@ def test_random_centers_are_the_first_clients_of_the_groups():
 def test_clients_of_the_random_ablation_change_groups_only_if_they_are_redrawn():
     """Those that did not pre-train for the groups; a round with half of the clients."""
     options = {"groups": 4, "pretrain_scale": 1, "rac": True}
-    stay, move = (played(FedGroup(**options, rac_redraws=redraws), 6, fraction=0.5) for redraws in (False, True))
+    stay, move = (
+        played(FedGroup(**options, rac_redraws=redraws), 6, fraction=0.5)
+        for redraws in (False, True)
+    )
     assert groups(stay.states[1].tree) == groups(stay.states[6].tree) == groups(move.states[1].tree)
     assert groups(move.states[6].tree) != groups(move.states[1].tree)
     first = set(move.clients.asked("train", 1)[0].ids)
@@ -391,7 +454,11 @@ def test_a_newcomer_goes_on_from_where_it_pre_trained_without_being_sent_a_model
     _, cold, going_on, others = run.clients.asked("train", 1)
     assert going_on.ids == cold.ids
     assert set(others.ids) == set(range(8)) - set(cold.ids)
-    assert (cold.round.spec.epochs, going_on.round.spec.epochs, others.round.spec.epochs) == (1, 1, 2)
+    assert (cold.round.spec.epochs, going_on.round.spec.epochs, others.round.spec.epochs) == (
+        1,
+        1,
+        2,
+    )
     assert going_on.round.communicates == "updates"
     for client, delta in zip(cold.ids, cold.answer.deltas, strict=True):
         assert torch.equal(going_on.models[client], run.states[0].tree.nodes[0].params + delta)
@@ -412,11 +479,15 @@ class Enlarged(Around):
 
 def test_the_remaining_epochs_of_newcomers_are_within_the_limits():
     clients, params = simulated(world(), linear(1))
-    limiting = Limiting(Limits(largest_norm=10.0), clients.layout.n_parameters, lambda: clients.sizes)
+    limiting = Limiting(
+        Limits(largest_norm=10.0), clients.layout.n_parameters, lambda: clients.sizes
+    )
     algorithm = FedGroup(groups=4, pretrain_scale=1, newcomer_training="remaining_epochs")
     limited = Channel(Enlarged(clients), limiting)
     run = play(algorithm, limited, params + 100.0, 1, spec=SPEC, seed=1)
-    going_on = next(call for call in run.clients.asked("train", 1) if call.round.communicates == "updates")
+    going_on = next(
+        call for call in run.clients.asked("train", 1) if call.round.communicates == "updates"
+    )
     assert len(going_on.ids) > 3
     assert going_on.answer.left_out.keys() == {going_on.ids[0]}
 
@@ -444,7 +515,12 @@ def test_a_newcomer_of_one_epoch_has_trained_when_it_has_pre_trained():
     run = played(algorithm, 2, spec=dataclasses.replace(SPEC, epochs=1))
     assert [len(run.clients.asked("train", number)) for number in (1, 2)] == [3, 1]
     expected = fed_group(
-        *(as_numpy(run.states[0].tree.nodes[0].params), world(), linear(), dataclasses.replace(SPEC, epochs=1)),
+        *(
+            as_numpy(run.states[0].tree.nodes[0].params),
+            world(),
+            linear(),
+            dataclasses.replace(SPEC, epochs=1),
+        ),
         **{"m": 4, "alpha": 1, "eta_g": 0.01, "seed": 1, "rounds": 2, "remaining": True},
     )
     for leaf, model in zip(run.states[2].tree.leaves, expected[1].models, strict=True):
@@ -462,7 +538,10 @@ def test_newcomers_cannot_count_epochs_of_steps():
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"rac_redraws": True}, "algorithm.rac_redraws should be false without rac = true, got True"),
+        (
+            {"rac_redraws": True},
+            "algorithm.rac_redraws should be false without rac = true, got True",
+        ),
         (
             {"newcomer_training": "none"},
             "algorithm.newcomer_training should be 'all_epochs' or 'remaining_epochs', got 'none'",
@@ -487,13 +566,18 @@ def test_renaming_clients_changes_nothing_but_names(alpha, seed):
     """Other ids in another order; where not all pre-train, the same clients do."""
     federation, algorithm = world(seed), FedGroup(groups=4, pretrain_scale=alpha)
     settings = {"local": SPEC, "rounds": 4, "seed": seed}
-    first = set(played(algorithm, 1, seed=seed, federation=federation).clients.asked("train", 1)[0].ids)
+    first = set(
+        played(algorithm, 1, seed=seed, federation=federation).clients.asked("train", 1)[0].ids
+    )
     shuffled = np.random.default_rng(seed).permutation
     new: dict[int, int] = {}
     for part in (sorted(first), sorted(set(range(8)) - first)):
         new |= dict(zip(part, shuffled(part).tolist(), strict=True))
     assert new != {client: client for client in range(8)}
-    run, other = (simulate(algorithm, linear(), each, **settings) for each in (federation, renamed(federation, new)))
+    run, other = (
+        simulate(algorithm, linear(), each, **settings)
+        for each in (federation, renamed(federation, new))
+    )
     renamed_groups = [{new[client] for client in group} for group in groups(run.tree)]
     assert sorted(map(sorted, renamed_groups)) == sorted(map(sorted, groups(other.tree)))
     for client, leaf in run.tree.leaf_of.items():
@@ -503,12 +587,17 @@ def test_renaming_clients_changes_nothing_but_names(alpha, seed):
 
 def test_the_order_of_clients_in_a_call_changes_nothing():
     clients, params = simulated(world(), linear(1))
-    for algorithm in (FedGroup(groups=4, pretrain_scale=1), FedGroup(groups=4, pretrain_scale=1, rac=True)):
+    for algorithm in (
+        FedGroup(groups=4, pretrain_scale=1),
+        FedGroup(groups=4, pretrain_scale=1, rac=True),
+    ):
         state = shuffled = algorithm.init(params, clients)
         for number in range(1, 4):
             this_round = Round(number, SPEC, 1)
             state, log = algorithm.step(state, range(8), clients, this_round)
-            shuffled, other = algorithm.step(shuffled, [5, 2, 7, 0, 1, 4, 6, 3], clients, this_round)
+            shuffled, other = algorithm.step(
+                shuffled, [5, 2, 7, 0, 1, 4, 6, 3], clients, this_round
+            )
             assert other.events == log.events
             assert bits(shuffled.tree) == bits(state.tree)
 
@@ -516,7 +605,9 @@ def test_the_order_of_clients_in_a_call_changes_nothing():
 def test_same_seed_same_bits():
     settings = {"local": SPEC, "rounds": 4, "client_fraction": 0.5}
     algorithm = FedGroup(groups=4, pretrain_scale=1)
-    first, second, other = (simulate(algorithm, "mclr", world(), seed=seed, **settings) for seed in (1, 1, 2))
+    first, second, other = (
+        simulate(algorithm, "mclr", world(), seed=seed, **settings) for seed in (1, 1, 2)
+    )
     assert bits(first.tree) == bits(second.tree)
     assert without_seconds(first.metric_rows) == without_seconds(second.metric_rows)
     assert first.events == second.events
@@ -527,7 +618,8 @@ def test_the_engine_changes_nothing_but_rounding():
     settings = {"local": SPEC, "rounds": 4, "seed": 1, "client_fraction": 0.5}
     algorithm = FedGroup(groups=4, pretrain_scale=1)
     loop, stacked = (
-        simulate(algorithm, perceptron(1), world(), engine=engine, **settings) for engine in ("loop", "stacked")
+        simulate(algorithm, perceptron(1), world(), engine=engine, **settings)
+        for engine in ("loop", "stacked")
     )
     assert groups(loop.tree) == groups(stacked.tree)
     for ours, theirs in zip(loop.tree.nodes, stacked.tree.nodes, strict=True):
@@ -538,7 +630,10 @@ def test_permuted_vectors_give_the_same_groups_and_models():
     """CFL eqs. 45 and 46: norms and cosines are all that the server takes from the vectors."""
     settings = {"local": SPEC, "rounds": 4, "seed": 1, "client_fraction": 0.5}
     algorithm = FedGroup(groups=4, pretrain_scale=1)
-    plain, hidden = (simulate(algorithm, linear(1), world(), permute=permute, **settings) for permute in (False, True))
+    plain, hidden = (
+        simulate(algorithm, linear(1), world(), permute=permute, **settings)
+        for permute in (False, True)
+    )
     assert groups(plain.tree) == groups(hidden.tree)
     for ours, theirs in zip(plain.tree.nodes, hidden.tree.nodes, strict=True):
         torch.testing.assert_close(theirs.params, ours.params, rtol=0, atol=1e-5)
@@ -601,7 +696,9 @@ def test_models_with_batch_norm_are_compared_by_their_parameters_and_average_the
     D = clients.layout.n_parameters
     assert len(params) > D
     steps, still = (
-        play(FedGroup(groups=3, pretrain_scale=2, eta_g=eta_g), clients, params, 1, spec=SPEC, seed=1)
+        play(
+            FedGroup(groups=3, pretrain_scale=2, eta_g=eta_g), clients, params, 1, spec=SPEC, seed=1
+        )
         for eta_g in (0.5, 0.0)
     )
     first, newcomers, _ = steps.clients.asked("train", 1)
@@ -609,8 +706,13 @@ def test_models_with_batch_norm_are_compared_by_their_parameters_and_average_the
     assert groups(steps.states[1].tree) == groups(still.states[1].tree)
     deltas = first.answer.deltas[:, :D].double().numpy()
     V = np.linalg.svd(deltas.T, full_matrices=False)[0][:, :3]
-    by_parameters = [set(part) for part in tightest(np.array([zeta(delta, V) for delta in deltas]), 3)]
-    found = [{first.ids.index(c) for c in group if c in first.ids} for group in groups(steps.states[1].tree)]
+    by_parameters = [
+        set(part) for part in tightest(np.array([zeta(delta, V) for delta in deltas]), 3)
+    ]
+    found = [
+        {first.ids.index(c) for c in group if c in first.ids}
+        for group in groups(steps.states[1].tree)
+    ]
     assert found == by_parameters
     for client, delta in zip(newcomers.ids, newcomers.answer.deltas.double().numpy(), strict=True):
         of_groups = [first.answer.select(sorted(group)) for group in groups(still.states[1].tree)]
@@ -627,7 +729,12 @@ def test_models_with_batch_norm_are_compared_by_their_parameters_and_average_the
 
 def test_a_model_with_batch_norm_runs_to_the_end():
     run = simulate(
-        FedGroup(groups=4, eta_g=0.1), Watching(), world(1, [24] * 8), local=SPEC, rounds=4, client_fraction=0.5
+        FedGroup(groups=4, eta_g=0.1),
+        Watching(),
+        world(1, [24] * 8),
+        local=SPEC,
+        rounds=4,
+        client_fraction=0.5,
     )
     assert all(torch.isfinite(node.params).all() for node in run.tree.nodes)
     assert run.metric_rows[-1]["accuracy_mean"] > 0.25
@@ -647,7 +754,9 @@ def test_a_client_of_one_example_and_one_of_500_work():
         moved = before.nodes[leaf.id].params + (mine.sizes / mine.sizes.sum()).float() @ mine.deltas
         others = [n for n in before.leaves if n.id != leaf.id]
         assert len(others) == 1
-        assert (leaf.params - moved).norm() == pytest.approx(0.01, rel=1e-3), "η_g along one other model"
+        assert (leaf.params - moved).norm() == pytest.approx(0.01, rel=1e-3), (
+            "η_g along one other model"
+        )
 
 
 # What is logged
@@ -668,8 +777,14 @@ def test_the_first_round_logs_its_pre_training_and_all_rounds_the_discrepancy_of
 def discrepancy(run, number: int) -> float:
     """Eq. 4 for the cohort of a round."""
     call, tree = run.clients.asked("train", number)[-1], run.states[number].tree
-    local = {c: call.models[c] + delta for c, delta in zip(call.answer.ids, call.answer.deltas, strict=True)}
-    return sum(float((model - tree.nodes[tree.leaf_of[client]].params).norm()) for client, model in local.items())
+    local = {
+        c: call.models[c] + delta
+        for c, delta in zip(call.answer.ids, call.answer.deltas, strict=True)
+    }
+    return sum(
+        float((model - tree.nodes[tree.leaf_of[client]].params).norm())
+        for client, model in local.items()
+    )
 
 
 def test_the_discrepancy_leaves_out_those_who_only_pre_trained():
@@ -682,7 +797,9 @@ def test_the_discrepancy_leaves_out_those_who_only_pre_trained():
 
 def test_pre_training_is_paid_for():
     """αm clients and as many newcomers, besides all of them in the round itself; float32 is 4 bytes."""
-    run = simulate(FedGroup(groups=4, pretrain_scale=1), linear(1), world(), local=SPEC, rounds=2, seed=1)
+    run = simulate(
+        FedGroup(groups=4, pretrain_scale=1), linear(1), world(), local=SPEC, rounds=2, seed=1
+    )
     size = (FEATURES * LABELS + LABELS) * 4
     assert [row["bytes_up"] for row in run.metric_rows] == [(4 + 4 + 8) * size, 8 * size]
 
@@ -700,7 +817,9 @@ def test_the_weighted_accuracy_is_that_of_clients_in_a_group_by_their_test_examp
         inside = [r for r in scores if r["cluster"] != 0]
         assert 0 < len(inside) < len(scores)
         right = sum(r["accuracy"] * (5 + 2 * r["client"]) for r in inside)
-        assert row["accuracy_weighted"] == pytest.approx(right / sum(5 + 2 * r["client"] for r in inside))
+        assert row["accuracy_weighted"] == pytest.approx(
+            right / sum(5 + 2 * r["client"] for r in inside)
+        )
         assert row["accuracy_mean"] == pytest.approx(sum(r["accuracy"] for r in scores) / 8)
 
 
@@ -740,7 +859,9 @@ def test_the_cohort_is_drawn_from_all_clients_whatever_their_group():
     ],
 )
 def test_an_option_out_of_range_is_refused(option, value, rule):
-    with pytest.raises(ConfigError, match=re.escape(f"algorithm.{option} should be {rule}, got {value!r}")):
+    with pytest.raises(
+        ConfigError, match=re.escape(f"algorithm.{option} should be {rule}, got {value!r}")
+    ):
         FedGroup(**{option: value})
 
 
@@ -752,9 +873,14 @@ def test_more_groups_than_clients_that_can_pre_train_are_refused():
 
 
 def test_an_option_of_the_wrong_type_or_name_is_refused():
-    with pytest.raises(ConfigError, match="mu of algorithm 'fedgroup' should be a number or left out, got 'big'"):
+    with pytest.raises(
+        ConfigError, match="mu of algorithm 'fedgroup' should be a number or left out, got 'big'"
+    ):
         build_algorithm("fedgroup", {"mu": "big"})
-    with pytest.raises(ConfigError, match=r"pretrain_scale of algorithm 'fedgroup' should be a whole number, got 1\.5"):
+    with pytest.raises(
+        ConfigError,
+        match=r"pretrain_scale of algorithm 'fedgroup' should be a whole number, got 1\.5",
+    ):
         build_algorithm("fedgroup", {"pretrain_scale": 1.5})
     with pytest.raises(ConfigError, match="'group'; did you mean 'groups'"):
         build_algorithm("fedgroup", {"group": 3})

@@ -16,7 +16,16 @@ from fedclade.algorithms.fl_hc import FLHCState
 from fedclade.core import Round
 from tests.reference import fl_hc as reference
 from tests.reference.fedavg import as_numpy
-from tests.tiny import Around, ScriptedClients, details, federation_of, linear, play, renamed, simulated
+from tests.tiny import (
+    Around,
+    ScriptedClients,
+    details,
+    federation_of,
+    linear,
+    play,
+    renamed,
+    simulated,
+)
 
 SPEC = LocalTraining(epochs=2, batch_size=10, lr=0.2)
 TRUTH = [0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3]
@@ -74,7 +83,12 @@ def test_equals_algorithm_1_round_by_round(metric, linkage, fraction, seed, coho
     expected = reference.fl_hc(
         *(as_numpy(params), federation, linear(), SPEC),
         **{"n": 3, "alpha": fraction, "metric": metric, "linkage": linkage},
-        **{"T": event_of(played.logs[3])["threshold"], "seed": seed, "rounds": 7, "of_all": cohort == "of_all"},
+        **{
+            "T": event_of(played.logs[3])["threshold"],
+            "seed": seed,
+            "rounds": 7,
+            "of_all": cohort == "of_all",
+        },
     )
     assert len(expected[-1].clusters) == 4
     for state, wanted in zip(played.states[1:], expected, strict=True):
@@ -90,7 +104,15 @@ def test_centroid_linkage_equals_section_i_c(metric, T):
     clients, params = simulated(federation, linear(1))
     algorithm = FLHC(rounds_before=1, metric=metric, linkage="centroid", threshold=T)
     played = play(algorithm, clients, params, 3, spec=SPEC, seed=1)
-    settings = {"n": 1, "alpha": 1.0, "metric": metric, "linkage": "centroid", "T": T, "seed": 1, "rounds": 3}
+    settings = {
+        "n": 1,
+        "alpha": 1.0,
+        "metric": metric,
+        "linkage": "centroid",
+        "T": T,
+        "seed": 1,
+        "rounds": 3,
+    }
     expected = reference.fl_hc(as_numpy(params), federation, linear(), SPEC, **settings)
     assert 2 < len(expected[-1].clusters) < 12
     for state, wanted in zip(played.states[1:], expected, strict=True):
@@ -106,9 +128,18 @@ def test_updates_of_the_clustering_step_that_are_kept_equal_line_24(T):
     clients, params = simulated(federation, linear(1))
     options = {"rounds_before": 2, "metric": "l2", "linkage": "complete", "threshold": T}
     played = play(FLHC(**options, keep_updates=True), clients, params, 5, spec=SPEC, seed=1)
-    settings = {"n": 2, "alpha": 1.0, "metric": "l2", "linkage": "complete", "T": T, "seed": 1, "rounds": 5}
+    settings = {
+        "n": 2,
+        "alpha": 1.0,
+        "metric": "l2",
+        "linkage": "complete",
+        "T": T,
+        "seed": 1,
+        "rounds": 5,
+    }
     expected, discarded = (
-        reference.fl_hc(as_numpy(params), federation, linear(), SPEC, keep=keep, **settings) for keep in (True, False)
+        reference.fl_hc(as_numpy(params), federation, linear(), SPEC, keep=keep, **settings)
+        for keep in (True, False)
     )
     assert (len(expected[-1].clusters) == 1) == (T == 30.0)
     for state, wanted in zip(played.states[1:], expected, strict=True):
@@ -117,8 +148,13 @@ def test_updates_of_the_clustering_step_that_are_kept_equal_line_24(T):
             np.testing.assert_allclose(model.numpy(), wanted.w[client], atol=1e-5)
     assert np.abs(expected[-1].w[0] - discarded[-1].w[0]).max() > 1e-3
     trained = played.clients.asked("train", 3)[0]
-    own = {c: trained.models[c] + delta for c, delta in zip(trained.answer.ids, trained.answer.deltas, strict=True)}
-    apart = sum(float((own[c] - model).norm()) for c, model in models(played.states[3].tree).items())
+    own = {
+        c: trained.models[c] + delta
+        for c, delta in zip(trained.answer.ids, trained.answer.deltas, strict=True)
+    }
+    apart = sum(
+        float((own[c] - model).norm()) for c, model in models(played.states[3].tree).items()
+    )
     assert played.logs[2].discrepancy == pytest.approx(apart, rel=1e-5)
     if T != 30.0:
         root = played.states[3].tree.nodes[0].params
@@ -130,14 +166,24 @@ class SilentInRoundTwo(Around):
 
     def train(self, ids, models, assignment, this_round, anchors=None):
         updates = self.clients.train(ids, models, assignment, this_round)
-        return updates if this_round.number != 2 else updates.select([client for client in ids if client != 3])
+        return (
+            updates
+            if this_round.number != 2
+            else updates.select([client for client in ids if client != 3])
+        )
 
 
 def test_kept_updates_of_clients_that_did_not_reply_are_not_missed():
     """Client 3 is silent in the clustering step: the clusters move by the mean of the others."""
     clients, params = simulated(world(), linear(1))
     silent = SilentInRoundTwo(clients)
-    options = {"rounds_before": 1, "metric": "l2", "linkage": "ward", "n_clusters": 2, "keep_updates": True}
+    options = {
+        "rounds_before": 1,
+        "metric": "l2",
+        "linkage": "ward",
+        "n_clusters": 2,
+        "keep_updates": True,
+    }
     state = play(FLHC(**options), silent, params, 2, spec=SPEC, seed=1).states[-1]
     assert state.tree.stragglers == {0: (3,)}
     assert len(state.tree.leaves) == 2
@@ -159,7 +205,9 @@ def test_updates_of_a_cluster_of_too_few_clients_are_not_kept():
     assert min(sizes) < 4 <= max(sizes)
 
 
-@pytest.mark.parametrize(("metric", "linkage"), [("cosine", "complete"), ("l2", "average"), ("l1", "complete")])
+@pytest.mark.parametrize(
+    ("metric", "linkage"), [("cosine", "complete"), ("l2", "average"), ("l1", "complete")]
+)
 def test_parameters_in_place_of_updates_equal_algorithm_1s(metric, linkage):
     """Section I-C: other distances for cosine, and so other merges; for l1 and l2 the joint model cancels out."""
     federation = world()
@@ -169,7 +217,10 @@ def test_parameters_in_place_of_updates_equal_algorithm_1s(metric, linkage):
         play(FLHC(**options, compare=compare), clients, params, 4, spec=SPEC, seed=1)
         for compare in ("updates", "parameters")
     )
-    merges = [[height for *_, height in event_of(run.logs[2])["merges"]] for run in (by_updates, by_parameters)]
+    merges = [
+        [height for *_, height in event_of(run.logs[2])["merges"]]
+        for run in (by_updates, by_parameters)
+    ]
     assert (merges[0] == pytest.approx(merges[1], rel=1e-4)) == (metric != "cosine")
     expected = reference.fl_hc(
         *(as_numpy(params), federation, linear(), SPEC),
@@ -177,8 +228,13 @@ def test_parameters_in_place_of_updates_equal_algorithm_1s(metric, linkage):
         **{"T": event_of(by_parameters.logs[2])["threshold"], "seed": 1, "rounds": 4},
     )
     assert clusters(by_parameters.states[-1].tree) == expected[-1].clusters
-    cached, signatures = by_parameters.states[-1].tree.nodes[1].cached, by_updates.states[-1].tree.nodes[1].cached
-    assert cached.abs().max() < 2 * signatures.abs().max(), "edges keep updates, not models (CFL eq. 47)"
+    cached, signatures = (
+        by_parameters.states[-1].tree.nodes[1].cached,
+        by_updates.states[-1].tree.nodes[1].cached,
+    )
+    assert cached.abs().max() < 2 * signatures.abs().max(), (
+        "edges keep updates, not models (CFL eq. 47)"
+    )
 
 
 def test_merges_up_to_a_threshold_equal_algorithm_1s():
@@ -190,7 +246,15 @@ def test_merges_up_to_a_threshold_equal_algorithm_1s():
     for T in heights:
         algorithm = FLHC(rounds_before=1, metric="l2", linkage="complete", threshold=T)
         tree = play(algorithm, clients, params, 2, spec=SPEC, seed=1).states[-1].tree
-        settings = {"n": 1, "alpha": 1.0, "metric": "l2", "linkage": "complete", "T": T, "seed": 1, "rounds": 2}
+        settings = {
+            "n": 1,
+            "alpha": 1.0,
+            "metric": "l2",
+            "linkage": "complete",
+            "T": T,
+            "seed": 1,
+            "rounds": 2,
+        }
         expected = reference.fl_hc(as_numpy(params), federation, linear(), SPEC, **settings)
         assert clusters(tree) == expected[-1].clusters
         found.append(len(tree.leaves))
@@ -202,14 +266,18 @@ def test_merges_up_to_a_threshold_equal_algorithm_1s():
 # Changes that should change nothing
 
 
-@pytest.mark.parametrize("names", [(31, 4, 17, 0, 22, 9, 38, 12, 25, 3, 39, 16), tuple(reversed(range(12)))])
+@pytest.mark.parametrize(
+    "names", [(31, 4, 17, 0, 22, 9, 38, 12, 25, 3, 39, 16), tuple(reversed(range(12)))]
+)
 def test_renaming_clients_changes_nothing_but_names(names):
     """Relabelling: other ids in another order; every client keeps its data and the key of its draws."""
     federation = world()
     new = dict(enumerate(names))
     run = ward()
     other = simulate(WARD, linear(1), renamed(federation, new), local=SPEC, rounds=7, seed=1)
-    assert clusters(other.tree) == {frozenset(new[c] for c in cluster) for cluster in clusters(run.tree)}
+    assert clusters(other.tree) == {
+        frozenset(new[c] for c in cluster) for cluster in clusters(run.tree)
+    }
     assert len(run.tree.leaves) == 4
     theirs = models(other.tree)
     for client, model in models(run.tree).items():
@@ -217,7 +285,10 @@ def test_renaming_clients_changes_nothing_but_names(names):
 
 
 def test_permuted_vectors_give_the_same_clusters_and_models():
-    plain, hidden = ward(), simulate(WARD, linear(1), world(), local=SPEC, rounds=7, seed=1, permute=True)
+    plain, hidden = (
+        ward(),
+        simulate(WARD, linear(1), world(), local=SPEC, rounds=7, seed=1, permute=True),
+    )
     assert len(plain.tree.leaves) == 4
     for ours, theirs in zip(plain.tree.nodes, hidden.tree.nodes, strict=True):
         assert theirs.members == ours.members
@@ -248,18 +319,30 @@ def test_everybody_is_asked_once_whatever_the_client_fraction():
         sorted(client for call in played.clients.asked("train", number) for client in call.ids)
         for number in range(1, 7)
     ]
-    assert [len(ids) for ids in asked] == [6, 6, 6, 6, 12, 12], "clusters of 3 have fewer than 6 clients"
+    assert [len(ids) for ids in asked] == [6, 6, 6, 6, 12, 12], (
+        "clusters of 3 have fewer than 6 clients"
+    )
     assert asked[4] == list(range(12))
     (call,) = played.clients.asked("train", 5)
-    assert all(torch.equal(model, played.states[4].tree.nodes[0].params) for model in call.models.values())
+    assert all(
+        torch.equal(model, played.states[4].tree.nodes[0].params) for model in call.models.values()
+    )
     assert [log.phase for log in played.logs] == ["train"] * 4 + ["cluster", "train"]
 
 
 @pytest.mark.parametrize(
     ("cohort", "fraction", "trained"),
-    [("of_cluster", 0.34, 4), ("of_all", 0.17, 8), ("of_all", 0.34, 12), ("of_cluster", 1.0, 12), ("of_all", 1.0, 12)],
+    [
+        ("of_cluster", 0.34, 4),
+        ("of_all", 0.17, 8),
+        ("of_all", 0.34, 12),
+        ("of_cluster", 1.0, 12),
+        ("of_all", 1.0, 12),
+    ],
 )
-def test_a_round_trains_a_share_of_each_cluster_or_of_all_clients_in_each(cohort, fraction, trained):
+def test_a_round_trains_a_share_of_each_cluster_or_of_all_clients_in_each(
+    cohort, fraction, trained
+):
     """Line 19 with four clusters of 3 of 12 clients: α·K is 1 of 3, or 2 or 4 of 12, of which a cluster has 3."""
     clients, params = simulated(world(), linear(1))
     algorithm = replace(WARD, rounds_before=2, n_clusters=4, cohort=cohort)
@@ -271,7 +354,9 @@ def test_a_round_trains_a_share_of_each_cluster_or_of_all_clients_in_each(cohort
 def test_the_cohort_counts_the_clients_that_are_there():
     """Of 12 clients in 3 clusters 4 are there in the round: α = 0.5 is 2 of each cluster, where it has so many."""
     tree = ParameterTree.star([(0, 1, 2), (3,), ()], torch.zeros(1))
-    cohort = FLHC(rounds_before=0).sample_cohort(FLHCState(tree, clustered=True), 0.5, np.random.default_rng(0))
+    cohort = FLHC(rounds_before=0).sample_cohort(
+        FLHCState(tree, clustered=True), 0.5, np.random.default_rng(0)
+    )
     assert len(cohort) == 3
     assert 3 in cohort
 
@@ -299,7 +384,11 @@ def test_the_event_tells_what_a_dendrogram_needs(tmp_path):
     (clustered, split) = Run.load(tmp_path / "run").events
     assert json.loads(json.dumps(run.events)) == [clustered, split]
     assert (clustered["kind"], clustered["round"], clustered["node"]) == ("clustered", 5, 0)
-    assert (clustered["metric"], clustered["linkage"], clustered["sizes"]) == ("l2", "ward", [3, 3, 3, 3])
+    assert (clustered["metric"], clustered["linkage"], clustered["sizes"]) == (
+        "l2",
+        "ward",
+        [3, 3, 3, 3],
+    )
     assert clustered["clients"] == list(range(12))
     assert len(clustered["merges"]) == 11
     heights = [height for _, _, height in clustered["merges"]]
@@ -312,7 +401,11 @@ def test_of_one_cluster_the_event_says_so():
     clients, params = simulated(federation_of([0] * 12, SIZES, seed=1), linear(1))
     played = play(WARD, clients, params, 6, spec=SPEC, seed=1)
     (event,) = played.logs[4].events
-    assert (event.kind, details(event)["sizes"], details(event)["threshold"]) == ("clustered", [12], None)
+    assert (event.kind, details(event)["sizes"], details(event)["threshold"]) == (
+        "clustered",
+        [12],
+        None,
+    )
     assert len(details(event)["merges"]) == 11
     assert len(played.states[-1].tree.nodes) == 1
 

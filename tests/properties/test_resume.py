@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from fedclade import CFL, ExamplePrivacy, FedGroup, LocalTraining, RunInterrupted, Signature, simulate
+from fedclade import (
+    CFL,
+    ExamplePrivacy,
+    FedGroup,
+    LocalTraining,
+    RunInterrupted,
+    Signature,
+    simulate,
+)
 from fedclade.algorithms import ALGORITHMS, build_algorithm
 from fedclade.channel.privacy import DifferentialPrivacy
 from fedclade.channel.retry import Faults
@@ -41,7 +49,10 @@ WAYS = {
     "personal": {"personal": "head", "client_fraction": 0.5},
     "projected": {"signature": Signature(kind="projected", dim=16)},
     "faulty": {"faults": Faults(dropout=0.2, corrupt=0.05)},
-    "private": {"privacy": DifferentialPrivacy(clip_norm=1.0, noise_multiplier=0.01), "client_fraction": 0.5},
+    "private": {
+        "privacy": DifferentialPrivacy(clip_norm=1.0, noise_multiplier=0.01),
+        "client_fraction": 0.5,
+    },
     "private examples": {
         "privacy": ExamplePrivacy(clip_norm=1.0, noise_multiplier=2.0),
         "local": LocalTraining(batch_size=10, momentum=0.9, lr=0.05, keep_state=True),
@@ -65,7 +76,9 @@ def run_of(algorithm, folder: Path, **settings) -> None:
 def interrupted_run_of(algorithm, folder: Path, **settings) -> None:
     """Run with an interrupt after every round."""
     for number in range(1, settings["rounds"]):
-        with pytest.raises(RunInterrupted, match=f"interrupted after round {number}; the same call continues from"):
+        with pytest.raises(
+            RunInterrupted, match=f"interrupted after round {number}; the same call continues from"
+        ):
             run_of(algorithm, folder, **settings, stop=lambda: True)
     run_of(algorithm, folder, **settings, stop=lambda: True)
 
@@ -73,11 +86,18 @@ def interrupted_run_of(algorithm, folder: Path, **settings) -> None:
 def bytes_of(folder: Path) -> dict[str, bytes | str]:
     """Return all that a run promises to be the same: everything but the seconds."""
     run = Run.load(folder)
-    metrics = [{key: value for key, value in row.items() if not key.startswith("seconds")} for row in run.metric_rows]
+    metrics = [
+        {key: value for key, value in row.items() if not key.startswith("seconds")}
+        for row in run.metric_rows
+    ]
     summary = {key: value for key, value in run.summary.items() if key != "seconds"}
     names = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
     timed = {"metrics.parquet", "summary.json", "manifest.json"}
-    files = {str(n): (folder / n).read_bytes() for n in names if str(n) not in timed and n.parts[0] != "checkpoints"}
+    files = {
+        str(n): (folder / n).read_bytes()
+        for n in names
+        if str(n) not in timed and n.parts[0] != "checkpoints"
+    }
     return {**files, "metrics": json.dumps(metrics), "summary": json.dumps(summary)}
 
 
@@ -86,7 +106,12 @@ def assert_same_end(algorithm, tmp_path: Path, **settings) -> dict[str, bytes | 
     run_of(algorithm, tmp_path / "whole", **settings)
     interrupted_run_of(algorithm, tmp_path / "resumed", **settings)
     whole, resumed = bytes_of(tmp_path / "whole"), bytes_of(tmp_path / "resumed")
-    assert {"tree/tree.safetensors", "tree/tree.json", "events.jsonl", "clients.parquet"} <= whole.keys()
+    assert {
+        "tree/tree.safetensors",
+        "tree/tree.json",
+        "events.jsonl",
+        "clients.parquet",
+    } <= whole.keys()
     assert resumed.keys() == whole.keys()
     assert [name for name in whole if resumed[name] != whole[name]] == []
     return whole
@@ -108,7 +133,10 @@ def test_a_run_that_splits_resumes_to_the_same_bytes_in_every_way(way, tmp_path)
 
 def test_a_run_that_splits_by_a_test_resumes_to_the_same_bytes(tmp_path):
     whole = assert_same_end(
-        CFL(criterion="replicated", level=0.5, fallback=True), tmp_path, rounds=4, local=LocalTraining(epochs=6, lr=0.3)
+        CFL(criterion="replicated", level=0.5, fallback=True),
+        tmp_path,
+        rounds=4,
+        local=LocalTraining(epochs=6, lr=0.3),
     )
     assert b'"kind": "split"' in whole["events.jsonl"]
 
@@ -129,5 +157,7 @@ def test_what_switches_keep_in_the_state_resumes_to_the_same_bytes(algorithm, tm
 @pytest.mark.parametrize("engine", ["loop", "stacked", "workers"])
 def test_a_module_that_draws_and_has_buffers_resumes_to_the_same_bytes(engine, tmp_path):
     """There is no random state in a checkpoint: dropout draws by round and client, too."""
-    module = nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, LABELS))
+    module = nn.Sequential(
+        nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, LABELS)
+    )
     assert_same_end(CFL(**OPTIONS["cfl"]), tmp_path, engine=engine, model=module)

@@ -42,7 +42,9 @@ RIVALS: Mapping[str, Algorithm] = {
     "ifca by gradients": IFCA(clusters=3, average="gradients"),
     "fesem": FeSEM(clusters=3),
     "fedsoft": FedSoft(clusters=3, lam=0.5),
-    "feddrift": FedDrift(step_rounds=1, delta=0.0, start="together"),  # alone, models tie, and their order decides
+    "feddrift": FedDrift(
+        step_rounds=1, delta=0.0, start="together"
+    ),  # alone, models tie, and their order decides
     "pacfl": PACFL(distance="per_label", vectors=2, threshold=50.0),
     "stocfl": StoCFL(tau=0.6, anchor_epochs=3),
     "flux": FLUX(earliest=1, latest=2),
@@ -62,12 +64,16 @@ def normed(seed: int) -> nn.Module:
     """Return a perceptron with BatchNorm, whose buffers are far from its parameters."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        module = nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, LABELS))
+        module = nn.Sequential(
+            nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, LABELS)
+        )
     module[1].running_mean.fill_(50.0)
     return module
 
 
-def run_of(algorithm: Algorithm, federation=None, model: Callable[[int], nn.Module] = linear, **options) -> Run:
+def run_of(
+    algorithm: Algorithm, federation=None, model: Callable[[int], nn.Module] = linear, **options
+) -> Run:
     options = {"local": SPEC, "rounds": 4, "seed": 1, "engine": "loop"} | options
     return simulate(algorithm, model, federation or world(), **options)
 
@@ -80,7 +86,9 @@ def plain_run(algorithm: Algorithm) -> Run:
 
 def started(algorithm: Algorithm, clients: SimulatedClients) -> Tensor:
     """Return the initial models of an algorithm, ``[S]`` or several."""
-    models = torch.stack([clients.layout.flatten(linear(seed)) for seed in range(algorithm.initial_models)])
+    models = torch.stack(
+        [clients.layout.flatten(linear(seed)) for seed in range(algorithm.initial_models)]
+    )
     return models if algorithm.initial_models > 1 else models[0]
 
 
@@ -93,7 +101,10 @@ def models(tree: ParameterTree) -> dict[int, Tensor]:
 
 
 def without_seconds(rows):
-    return [{name: value for name, value in row.items() if not name.startswith("seconds")} for row in rows]
+    return [
+        {name: value for name, value in row.items() if not name.startswith("seconds")}
+        for row in rows
+    ]
 
 
 @each_rival
@@ -101,7 +112,9 @@ def test_renaming_clients_changes_nothing_but_names(algorithm: Algorithm):
     federation = world()
     new = dict(enumerate([31, 4, 17, 0, 22, 9, 38, 12]))
     run, other = plain_run(algorithm), run_of(algorithm, renamed(federation, new))
-    assert clusters(other.tree) == {frozenset(new[c] for c in cluster) for cluster in clusters(run.tree)}
+    assert clusters(other.tree) == {
+        frozenset(new[c] for c in cluster) for cluster in clusters(run.tree)
+    }
     theirs = models(other.tree)
     for client, model in models(run.tree).items():
         torch.testing.assert_close(theirs[new[client]], model, rtol=0, atol=1e-5)
@@ -125,10 +138,15 @@ def test_the_order_of_the_cohort_changes_nothing(algorithm: Algorithm):
 
 @each_rival
 def test_same_seed_same_bits(algorithm: Algorithm):
-    first, second, other = (run_of(algorithm, seed=seed, client_fraction=0.5, rounds=3) for seed in (1, 1, 2))
+    first, second, other = (
+        run_of(algorithm, seed=seed, client_fraction=0.5, rounds=3) for seed in (1, 1, 2)
+    )
     assert without_seconds(first.metric_rows) == without_seconds(second.metric_rows)
     assert (first.client_rows, first.events) == (second.client_rows, second.events)
-    assert all(torch.equal(a.params, b.params) for a, b in zip(first.tree.nodes, second.tree.nodes, strict=True))
+    assert all(
+        torch.equal(a.params, b.params)
+        for a, b in zip(first.tree.nodes, second.tree.nodes, strict=True)
+    )
     assert without_seconds(first.metric_rows) != without_seconds(other.metric_rows)
 
 
@@ -151,7 +169,8 @@ def test_a_state_is_a_tree_and_tensors(algorithm: Algorithm):
         cohort = algorithm.sample_cohort(state, 0.5, Round(number, SPEC).generator("cohort"))
         state, _ = algorithm.step(state, cohort, clients, Round(number, SPEC))
         kept = type(kept).from_tensors(
-            ParameterTree(kept.tree.nodes), {name: value.clone() for name, value in kept.tensors().items()}
+            ParameterTree(kept.tree.nodes),
+            {name: value.clone() for name, value in kept.tensors().items()},
         )
         kept, _ = algorithm.step(kept, cohort, clients, Round(number, SPEC))
     assert state.tree.nodes
@@ -167,7 +186,9 @@ def test_models_with_buffers_are_trained_and_compared_by_their_parameters(algori
     assert run.summary["accuracy"]["mean"] > 1 / LABELS
     start = Layout.of(normed(0)).n_parameters
     means = {float(model[start : start + 8].mean()) for model in models(run.tree).values()}
-    assert (means == {50.0}) is (algorithm == RIVALS["ifca by gradients"])  # which leaves buffers as they are
+    assert (means == {50.0}) is (
+        algorithm == RIVALS["ifca by gradients"]
+    )  # which leaves buffers as they are
 
 
 @each_rival
@@ -180,11 +201,15 @@ def test_permuted_vectors_give_the_same_clusters_and_models(algorithm: Algorithm
         torch.testing.assert_close(theirs.params, ours.params, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", [name for name, algorithm in RIVALS.items() if not algorithm.needs_updates])
+@pytest.mark.parametrize(
+    "name", [name for name, algorithm in RIVALS.items() if not algorithm.needs_updates]
+)
 def test_a_run_that_streams_is_the_run_that_does_not_but_for_rounding(name: str):
     clients, _ = simulated(world(), linear())
     start = started(RIVALS[name], clients)
-    plain, stream = (play(RIVALS[name], each, start, 4, spec=SPEC) for each in (clients, streamed(clients, 3)))
+    plain, stream = (
+        play(RIVALS[name], each, start, 4, spec=SPEC) for each in (clients, streamed(clients, 3))
+    )
     assert plain.states
     for ours, theirs in zip(plain.states, stream.states, strict=True):
         for a, b in zip(ours.tree.nodes, theirs.tree.nodes, strict=True):
@@ -196,7 +221,10 @@ def test_a_run_that_streams_is_the_run_that_does_not_but_for_rounding(name: str)
 def test_compared_by_sketches_models_are_the_same(name: str):
     """Few rivals compare signatures; what the others compare, parameters or losses or data, stays what it is."""
     algorithm = RIVALS[name]
-    plain, sketched = plain_run(algorithm), run_of(algorithm, signature=Signature(kind="projected", dim=8))
+    plain, sketched = (
+        plain_run(algorithm),
+        run_of(algorithm, signature=Signature(kind="projected", dim=8)),
+    )
     assert plain.tree.nodes
     for ours, theirs in zip(plain.tree.nodes, sketched.tree.nodes, strict=True):
         assert ours.members == theirs.members
@@ -206,7 +234,9 @@ def test_compared_by_sketches_models_are_the_same(name: str):
 @each_rival
 def test_one_client_is_enough(algorithm: Algorithm):
     if isinstance(algorithm, IFCA | FeSEM | FedSoft):
-        with pytest.raises(ConfigError, match="clusters should be at most the number of clients, 1, got 3"):
+        with pytest.raises(
+            ConfigError, match="clusters should be at most the number of clients, 1, got 3"
+        ):
             run_of(algorithm, federation_of([0]), rounds=3)
         algorithm = replace(algorithm, clusters=1)
     run = run_of(algorithm, federation_of([0]), rounds=3)

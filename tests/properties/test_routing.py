@@ -38,7 +38,9 @@ def parted(seed=0) -> tuple[Federation, Federation]:
 
     def of(clients) -> Federation:
         return dataclasses.replace(
-            everybody, clients=tuple(clients), true_clusters={c.id: everybody.true_clusters[c.id] for c in clients}
+            everybody,
+            clients=tuple(clients),
+            true_clusters={c.id: everybody.true_clusters[c.id] for c in clients},
         )
 
     return of(everybody.clients[:MEMBERS]), of(everybody.clients[MEMBERS:])
@@ -52,8 +54,16 @@ def assignments(run, algorithm, newcomers, seed=0, **settings):
 
 @cache
 def run_of(algorithm, seed=0, permute=False, signature=None):
-    settings = {"local": SPEC, "rounds": ROUNDS, "seed": seed, "permute": permute, "signature": signature}
-    return simulate(algorithm, linear, parted(seed)[0], engine="loop", evaluate_every=ROUNDS, **settings)
+    settings = {
+        "local": SPEC,
+        "rounds": ROUNDS,
+        "seed": seed,
+        "permute": permute,
+        "signature": signature,
+    }
+    return simulate(
+        algorithm, linear, parted(seed)[0], engine="loop", evaluate_every=ROUNDS, **settings
+    )
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -61,7 +71,9 @@ def test_equals_algorithm_4_choice_by_choice(seed):
     members, newcomers = parted(seed)
     run = run_of(NESTED, seed)
     assert max(len(run.tree.path(client)) for client in members.ids) > 2, "splits of splits"
-    for client, found in zip(newcomers.clients, assignments(run, NESTED, newcomers, seed), strict=True):
+    for client, found in zip(
+        newcomers.clients, assignments(run, NESTED, newcomers, seed), strict=True
+    ):
         expected = assign_new_client(client, run.tree, newcomers, linear(), SPEC, seed)
         assert [step.taken for step in found.steps] == [node for _, _, node in expected]
         for step, (alpha_0, alpha_1, _) in zip(found.steps, expected, strict=True):
@@ -83,7 +95,10 @@ def test_who_joins_a_run_walks_down_to_the_leaf_of_algorithm_4(seed):
             told[client].append(event.node)
     for client in newcomers.clients:
         expected = assign_new_client(client, run.tree, newcomers, linear(), SPEC, seed)
-        assert [node.id for node in after.tree.path(client.id)] == [0, *(node for _, _, node in expected)]
+        assert [node.id for node in after.tree.path(client.id)] == [
+            0,
+            *(node for _, _, node in expected),
+        ]
         assert told[client.id] == [0, *(node for _, _, node in expected)]
     for node in after.tree.nodes[1:]:
         assert len(node.cached) == len(node.members)
@@ -99,7 +114,9 @@ def test_who_does_not_answer_when_it_joins_waits_where_it_stands():
 
         def train(self, ids, models, assignment, this_round, anchors=None):
             heard = [(c, row) for c, row in zip(ids, assignment, strict=True) if c != silent]
-            return self._clients.train([c for c, _ in heard], models, [row for _, row in heard], this_round)
+            return self._clients.train(
+                [c for c, _ in heard], models, [row for _, row in heard], this_round
+            )
 
     world = Backend.simulated_by(members.join(newcomers), linear, NESTED, engine="loop")
     before = CFLState(run.tree, torch.zeros(len(run.tree.nodes), dtype=torch.float64))
@@ -117,7 +134,9 @@ def test_a_member_goes_to_its_own_leaf_by_its_cached_update(algorithm, signature
     assert len(run.tree.leaves) > 2
     for found in assignments(run, algorithm, members, permute=permute, signature=signature):
         assert found.node == run.tree.leaf_of[found.client]
-        assert [step.score for step in found.steps] == pytest.approx([1.0] * len(found.steps), abs=1e-5)
+        assert [step.score for step in found.steps] == pytest.approx(
+            [1.0] * len(found.steps), abs=1e-5
+        )
         assert found.fits
 
 
@@ -125,11 +144,14 @@ def test_a_member_goes_to_its_own_leaf_by_its_cached_update(algorithm, signature
 def test_permutation_changes_nothing(algorithm):
     _, newcomers = parted()
     plain, permuted = (
-        assignments(run_of(algorithm, 0, permute), algorithm, newcomers, permute=permute) for permute in (False, True)
+        assignments(run_of(algorithm, 0, permute), algorithm, newcomers, permute=permute)
+        for permute in (False, True)
     )
     assert [found.path for found in plain] == [found.path for found in permuted]
     for one, other in zip(plain, permuted, strict=True):
-        assert [s.score for s in one.steps] == pytest.approx([s.score for s in other.steps], abs=1e-3)
+        assert [s.score for s in one.steps] == pytest.approx(
+            [s.score for s in other.steps], abs=1e-3
+        )
 
 
 @given(st.permutations(range(40)))
@@ -140,7 +162,9 @@ def test_renaming_newcomers_changes_nothing_but_names(algorithm, names):
     run = run_of(algorithm)
     new = dict(zip(newcomers.ids, names, strict=False))
     expected = {new[found.client]: found.path for found in assignments(run, algorithm, newcomers)}
-    assert {found.client: found.path for found in assignments(run, algorithm, renamed(newcomers, new))} == expected
+    assert {
+        found.client: found.path for found in assignments(run, algorithm, renamed(newcomers, new))
+    } == expected
 
 
 @pytest.mark.parametrize("algorithm", METHODS)

@@ -36,7 +36,9 @@ def scores(vectors: Sequence[Vector], f: int) -> list[tuple[float, float]]:
     n = len(vectors)
     found: list[tuple[float, float]] = []
     for i in range(n):
-        distances = sorted(float(((vectors[i] - vectors[j]) ** 2).sum()) for j in range(n) if j != i)
+        distances = sorted(
+            float(((vectors[i] - vectors[j]) ** 2).sum()) for j in range(n) if j != i
+        )
         found.append((sum(distances[: max(1, n - f - 2)]), sum(distances)))
     return found
 
@@ -77,18 +79,28 @@ def geometric_median(
     """Pillutla et al. 2019, smoothed Weiszfeld: β_i = α_i / (ν ∨ ‖v − w_i‖), v ← Σ β_i w_i / Σ β_i."""
     v = start
     for _ in range(steps):
-        betas = [alpha / max(nu, float(np.linalg.norm(v - w))) for alpha, w in zip(alphas, vectors, strict=True)]
-        v = sum((beta * w for beta, w in zip(betas, vectors, strict=True)), np.zeros_like(v)) / sum(betas)
+        betas = [
+            alpha / max(nu, float(np.linalg.norm(v - w)))
+            for alpha, w in zip(alphas, vectors, strict=True)
+        ]
+        v = sum((beta * w for beta, w in zip(betas, vectors, strict=True)), np.zeros_like(v)) / sum(
+            betas
+        )
     return v
 
 
-def centred_clipping(vectors: Sequence[Vector], start: Vector, radius: float | None, steps: int) -> Vector:
+def centred_clipping(
+    vectors: Sequence[Vector], start: Vector, radius: float | None, steps: int
+) -> Vector:
     """Karimireddy et al. 2021: v ← v + 1/n Σ (x_i − v) min(1, τ/‖x_i − v‖); τ of None: the median of the distances."""
     v = start
     for _ in range(steps):
         distances = [float(np.linalg.norm(x - v)) for x in vectors]
         tau = _median(distances) if radius is None else radius
-        pulls = [(x - v) * (1.0 if far <= tau else tau / far) for x, far in zip(vectors, distances, strict=True)]
+        pulls = [
+            (x - v) * (1.0 if far <= tau else tau / far)
+            for x, far in zip(vectors, distances, strict=True)
+        ]
         v = v + sum(pulls, np.zeros_like(v)) / len(vectors)
     return v
 

@@ -26,7 +26,9 @@ def apfl(w, federation, module, spec, *, alpha, adaptive, seed, cohorts, code=Fa
                 slope = float(g_mixed @ (v_i - w_i))
                 w_i, v_i = w_i - eta * g_w, v_i - eta * a_i * g_mixed
                 if adaptive and code and step == 0:
-                    a_i = alpha_update(w_i, v_i, a_i, eta, v_grad=a_i * g_mixed, w_grad=(1 - a_i) * g_mixed)
+                    a_i = alpha_update(
+                        w_i, v_i, a_i, eta, v_grad=a_i * g_mixed, w_grad=(1 - a_i) * g_mixed
+                    )
                 elif adaptive and not code:
                     a_i = min(1.0, max(0.0, a_i - eta * slope))
             w_of[i], v[i], alphas[i], mixed[i] = w_i, v_i, a_i, a_i * v_i + (1 - a_i) * w_i

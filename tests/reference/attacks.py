@@ -37,9 +37,11 @@ def ipm(updates: list[Tensor], epsilon: float) -> Tensor:
 
 def direction_of(updates: list[Tensor], name: str) -> Tensor:
     mean = mean_of(updates)
-    return {"std": lambda: -deviation_of(updates), "sign": lambda: -mean.sign(), "unit": lambda: -mean / mean.norm()}[
-        name
-    ]()
+    return {
+        "std": lambda: -deviation_of(updates),
+        "sign": lambda: -mean.sign(),
+        "unit": lambda: -mean / mean.norm(),
+    }[name]()
 
 
 def largest(holds) -> float:
@@ -57,7 +59,9 @@ def min_max(updates: list[Tensor], direction: str) -> Tensor:
     """Shejwalkar and Houmansadr 2021, eq. 5: no further from any update than these are from each other."""
     mean, d = mean_of(updates), direction_of(updates, direction)
     furthest = max(float((one - other).norm()) for one in updates for other in updates)
-    gamma = largest(lambda g: max(float((mean + g * d - update).norm()) for update in updates) <= furthest)
+    gamma = largest(
+        lambda g: max(float((mean + g * d - update).norm()) for update in updates) <= furthest
+    )
     return mean + gamma * d
 
 

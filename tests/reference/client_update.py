@@ -13,7 +13,15 @@ Vector = np.ndarray
 
 
 def client_update(
-    w: Vector, x: Vector, y: Vector, *, B: int, E: int, eta: float, labels: int, generator: torch.Generator
+    w: Vector,
+    x: Vector,
+    y: Vector,
+    *,
+    B: int,
+    E: int,
+    eta: float,
+    labels: int,
+    generator: torch.Generator,
 ) -> Vector:
     order = torch.randperm(len(x), generator=generator).numpy()
     batches = [order[start : start + B] for start in range(0, len(x), B)]  # line 27

@@ -50,7 +50,14 @@ def personal_steps(
 
 
 def ditto(
-    w: Vector, federation: Federation, module: nn.Module, spec: LocalTraining, *, lam: float, seed: int, cohorts: list
+    w: Vector,
+    federation: Federation,
+    module: nn.Module,
+    spec: LocalTraining,
+    *,
+    lam: float,
+    seed: int,
+    cohorts: list,
 ) -> list[tuple[Vector, dict[int, Vector]]]:
     """Return w and all v_k after every round; ``cohorts`` are the devices S_t of each."""
     v = {client.id: w for client in federation.clients}

@@ -15,7 +15,12 @@ from tests.reference.cfl import sgd
 
 
 def federated_learning(
-    theta: np.ndarray, federation: Federation, module: nn.Module, spec: LocalTraining, seed: int, rounds: int
+    theta: np.ndarray,
+    federation: Federation,
+    module: nn.Module,
+    spec: LocalTraining,
+    seed: int,
+    rounds: int,
 ) -> list[np.ndarray]:
     """Return θ after every round."""
     thetas = []
@@ -25,7 +30,9 @@ def federated_learning(
         delta = {}
         for client in c:  # line 3
             theta_i = theta  # line 4
-            delta[client.id] = sgd(theta_i, client, federation, module, spec, seed, number) - theta_i  # line 5
+            delta[client.id] = (
+                sgd(theta_i, client, federation, module, spec, seed, number) - theta_i
+            )  # line 5
         theta = theta + sum(len(client.train) / D_c * delta[client.id] for client in c)  # line 7
         thetas.append(theta)
     return thetas

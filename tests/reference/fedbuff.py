@@ -48,7 +48,9 @@ def fedbuff(
 ) -> list[Step]:
     """Return the model after every step of the server, who was in its buffer, and when it was."""
     history: list[Step] = []
-    training: list[tuple[float, int, int, np.ndarray]] = []  # arrives, client i, t when it began, w^t
+    training: list[
+        tuple[float, int, int, np.ndarray]
+    ] = []  # arrives, client i, t when it began, w^t
     clock, t = 0.0, 0
     server_model = torch.nn.Parameter(torch.from_numpy(w.astype(np.float64)))
     server = torch.optim.SGD([server_model], lr=eta_g, momentum=momentum)
@@ -58,14 +60,24 @@ def fedbuff(
         idle = [client.id for client in federation.clients if client.id not in busy]
         order = list(rng.generator(seed, "begin", number, 0).permutation(idle))
         while k < K:
-            while order and len(training) < M_c and not any(arrives == clock for arrives, *_ in training):
+            while (
+                order
+                and len(training) < M_c
+                and not any(arrives == clock for arrives, *_ in training)
+            ):
                 c = int(order.pop())  # line 2, sample available clients
-                z = rng.generator(seed, "duration", number, c).standard_normal() if half_normal else 1.0
+                z = (
+                    rng.generator(seed, "duration", number, c).standard_normal()
+                    if half_normal
+                    else 1.0
+                )
                 training.append((clock + abs(z), c, t, w))  # line 3, run the client
             training.sort(key=lambda each: each[:2])
             clock, i, began, w_i = training.pop(0)  # line 4, receive a client's update
             delta_i = sgd(w_i, federation.by_id[i], federation, module, spec, seed, number) - w_i
-            delta = delta + delta_i / math.sqrt(1 + t - began)  # lines 5 and 6, with s(τ) of section 5
+            delta = delta + delta_i / math.sqrt(
+                1 + t - began
+            )  # lines 5 and 6, with s(τ) of section 5
             k, buffer, staleness = k + 1, [*buffer, i], [*staleness, t - began]  # line 7
         sum_of_weights = sum(1 / math.sqrt(1 + tau) for tau in staleness)
         mean = delta / sum_of_weights if by_staleness else delta / K  # line 10

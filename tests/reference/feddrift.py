@@ -28,11 +28,15 @@ class Server:
     models: list[Vector]
     owned: list[set[tuple[int, int]]]  # of each model: pairs of client and time step
     accuracy: dict[int, float] = field(default_factory=dict)
-    isolated: dict[int, tuple[int, int]] = field(default_factory=dict)  # of a client: its model, when it ends
+    isolated: dict[int, tuple[int, int]] = field(
+        default_factory=dict
+    )  # of a client: its model, when it ends
     now: dict[int, int] = field(default_factory=dict)  # of each client, its model
 
 
-def accuracy(model: Vector, client: int, step: int, steps: list[Federation], module: nn.Module) -> tuple[int, int]:
+def accuracy(
+    model: Vector, client: int, step: int, steps: list[Federation], module: nn.Module
+) -> tuple[int, int]:
     """How many of a client's new examples in a time step a model gets right, and how many there are."""
     Layout.of(module).load(torch.from_numpy(model.astype(np.float32)), module)
     module.eval()
@@ -40,7 +44,15 @@ def accuracy(model: Vector, client: int, step: int, steps: list[Federation], mod
     return int((module(x).argmax(1) == y).sum()), len(y)
 
 
-def move(server: Server, t: int, steps: list[Federation], module: nn.Module, d: float, W: int, eager: bool) -> None:
+def move(
+    server: Server,
+    t: int,
+    steps: list[Federation],
+    module: nn.Module,
+    d: float,
+    W: int,
+    eager: bool,
+) -> None:
     """The start of time step t > 0: drift detection at the clients, then hierarchical clustering."""
     for c in [c for c, (_, end) in server.isolated.items() if end == t]:
         del server.isolated[c]
@@ -70,7 +82,9 @@ def move(server: Server, t: int, steps: list[Federation], module: nn.Module, d: 
     A = {}
     for i in in_use:
         for j in in_use:
-            found = [accuracy(server.models[i], c, s, steps, module) for c, s in sorted(server.owned[j])]
+            found = [
+                accuracy(server.models[i], c, s, steps, module) for c, s in sorted(server.owned[j])
+            ]
             A[i, j] = sum(right for right, _ in found) / sum(n for _, n in found)
     apart = {(i, j): max(A[i, i] - A[i, j], A[j, j] - A[j, i], 0) for i in in_use for j in in_use}
     groups = [[m] for m in in_use]
@@ -83,7 +97,9 @@ def move(server: Server, t: int, steps: list[Federation], module: nn.Module, d: 
         groups[a] += groups.pop(b)
     for first, *others in map(sorted, groups):
         counts = {m: len(server.owned[m]) for m in (first, *others)}
-        server.models[first] = sum(n * server.models[m] for m, n in counts.items()) / sum(counts.values())
+        server.models[first] = sum(n * server.models[m] for m, n in counts.items()) / sum(
+            counts.values()
+        )
         for m in others:
             server.owned[first] |= server.owned[m]
             server.owned[m] = set()
@@ -91,19 +107,29 @@ def move(server: Server, t: int, steps: list[Federation], module: nn.Module, d: 
 
 
 def train(
-    server: Server, number: int, steps: list[Federation], module: nn.Module, spec: LocalTraining, seed: int
+    server: Server,
+    number: int,
+    steps: list[Federation],
+    module: nn.Module,
+    spec: LocalTraining,
+    seed: int,
 ) -> None:
     """One communication round: every model that some client has now, on all data that was ever assigned to it."""
     layout, new = Layout.of(module), list(server.models)
     for m in sorted(set(server.now.values())):
         total, moved = 0, np.zeros_like(server.models[m])
         for c in sorted({c for c, _ in server.owned[m]}):
-            held = [steps[s].examples(c, "train") for s in sorted(s for owner, s in server.owned[m] if owner == c)]
+            held = [
+                steps[s].examples(c, "train")
+                for s in sorted(s for owner, s in server.owned[m] if owner == c)
+            ]
             x, y = (torch.cat(column) for column in zip(*held, strict=True))
             generator = rng.torch_generator(seed, "train", number, steps[0].keys[c])
             start = torch.from_numpy(server.models[m].astype(np.float32))[None]
             job = Job(c, 0, x, y, generator)
-            delta, _ = LoopEngine().train(Workload(module, layout, start, [job], spec, spec.lr_at(number)))
+            delta, _ = LoopEngine().train(
+                Workload(module, layout, start, [job], spec, spec.lr_at(number))
+            )
             moved, total = moved + len(y) * delta[0].double().numpy(), total + len(y)
         new[m] = server.models[m] + moved / total
     server.models = new
@@ -126,7 +152,9 @@ def feddrift(
     clients = steps[0].ids
     server = Server([theta.copy() for _ in (clients[:1] if together else clients)], [])
     server.now = {c: 0 if together else place for place, c in enumerate(clients)}
-    server.owned = [{(c, 0) for c in clients if server.now[c] == m} for m in range(len(server.models))]
+    server.owned = [
+        {(c, 0) for c in clients if server.now[c] == m} for m in range(len(server.models))
+    ]
     server.accuracy = {c: np.divide(*accuracy(theta, c, 0, steps, module)) for c in clients}
     history = []
     for t in range(len(steps)):
@@ -134,5 +162,7 @@ def feddrift(
             move(server, t, steps, module, d, W, eager)
         for k in range(rounds):
             train(server, 1 + t * rounds + k, steps, module, spec, seed)
-        history.append(Server(list(server.models), [set(each) for each in server.owned], now=dict(server.now)))
+        history.append(
+            Server(list(server.models), [set(each) for each in server.owned], now=dict(server.now))
+        )
     return history

@@ -58,7 +58,9 @@ class Client:
         return at.numpy()
 
 
-def responsibilities(client: Client, pi: Vector, theta: list[Vector], rates: Vector | None) -> Vector:
+def responsibilities(
+    client: Client, pi: Vector, theta: list[Vector], rates: Vector | None
+) -> Vector:
     """E-step: q_j(m), [n, M], normalised over m."""
     M, n = len(theta), len(client.x)
     q = np.zeros((n, M))
@@ -94,7 +96,9 @@ def mixtures(
             for j, label in enumerate(clients[i].y.tolist()):
                 tables[:, label] += q[j]
         n = sum(len(clients[i].x) for i in cohort)
-        theta = [sum(len(clients[i].x) / n * local[i][m] for i in cohort) for m in range(M)]  # server
+        theta = [
+            sum(len(clients[i].x) / n * local[i][m] for i in cohort) for m in range(M)
+        ]  # server
         if by_label:
             tables = np.maximum(tables, 1e-8)
             rates = tables / tables.sum(1, keepdims=True)
@@ -106,6 +110,8 @@ def predicted(client: Client, x: torch.Tensor, pi: Vector, theta: list[Vector]) 
     """Σ_m π_m softmax(h_θm(x)), [n, labels]."""
     probabilities = 0.0
     for m, model in enumerate(theta):
-        outputs = functional_call(client.module, client.layout.unflatten(torch.from_numpy(model)), (x.double(),))
+        outputs = functional_call(
+            client.module, client.layout.unflatten(torch.from_numpy(model)), (x.double(),)
+        )
         probabilities = probabilities + pi[m] * outputs.softmax(1).detach().numpy()
     return probabilities

@@ -92,11 +92,16 @@ def fed_group(
         parts = tightest(M, m)
         g = [{S[row] for row in part} for part in parts]  # Algorithm 4, line 3
         cm = [np.mean([M[row] for row in part], axis=0) for part in parts]  # line 6
-        squares = [sum(float(((M[row] - cm[j]) ** 2).sum()) for row in part) for j, part in enumerate(parts)]
+        squares = [
+            sum(float(((M[row] - cm[j]) ** 2).sum()) for row in part)
+            for j, part in enumerate(parts)
+        ]
     W = []
     for j in range(m):  # line 5
         weight = {i: n[i] if weighted else 1 for i in g[j]}
-        W.append(w_0 + sum(weight[i] / sum(weight.values()) * delta_W[S.index(i)] for i in g[j]))  # line 7
+        W.append(
+            w_0 + sum(weight[i] / sum(weight.values()) * delta_W[S.index(i)] for i in g[j])
+        )  # line 7
     began = [w_0 for _ in range(m)]  # so that W[j] - began[j] is the update of line 8
     # Algorithm 2
     w, history = w_0, []
@@ -105,12 +110,18 @@ def fed_group(
         joining = S_t if sampled or t > 1 else sorted(clients)
         cold = [i for i in joining if not any(i in g_j for g_j in g) or (redrawn and i not in S)]
         pre_trained = {}
-        at_random = rng.generator(seed, "cold start", t).integers(m, size=len(cold)).tolist() if rac else []
+        at_random = (
+            rng.generator(seed, "cold start", t).integers(m, size=len(cold)).tolist() if rac else []
+        )
         for k, i in enumerate(cold):
             direction = [W[j] - (w if position else began[j]) for j in range(m)]
             if not rac:
                 pre_trained[i] = pre_train(i, w, t)
-            distances = [(1 - cosine(direction[j], pre_trained[i])) / 2 for j in range(m)] if not rac else []
+            distances = (
+                [(1 - cosine(direction[j], pre_trained[i])) / 2 for j in range(m)]
+                if not rac
+                else []
+            )
             for g_j in g:
                 g_j.discard(i)
             g[at_random[k] if rac else int(np.argmin(distances))].add(i)  # eq. 10
@@ -124,13 +135,19 @@ def fed_group(
                 start = w if go_on else W[j]
                 ends[i] = going_on(i, pre_trained[i], w, t) if go_on else local(i, W[j], t)
                 delta[i] = ends[i] - start  # Algorithm 1, line 14
-            W_tilde.append(W[j] + sum(n[i] / sum(n[k] for k in S_t_j) * delta[i] for i in S_t_j))  # line 8
+            W_tilde.append(
+                W[j] + sum(n[i] / sum(n[k] for k in S_t_j) * delta[i] for i in S_t_j)
+            )  # line 8
         W = [
-            W_tilde[j] + eta_g * sum((W_tilde[k] / np.linalg.norm(W_tilde[k]) for k in range(m) if k != j), 0 * w)
+            W_tilde[j]
+            + eta_g
+            * sum((W_tilde[k] / np.linalg.norm(W_tilde[k]) for k in range(m) if k != j), 0 * w)
             for j in range(m)
         ]  # lines 20 to 25
         w = sum(W) / m  # line 11
-        apart = sum(float(np.linalg.norm(ends[i] - W[j])) for j in range(m) for i in set(S_t) & g[j])  # eq. 4
+        apart = sum(
+            float(np.linalg.norm(ends[i] - W[j])) for j in range(m) for i in set(S_t) & g[j]
+        )  # eq. 4
         history.append(AfterRound([set(g_j) for g_j in g], W, w, cm, squares, apart))
     return history
 
@@ -161,7 +178,9 @@ def partitions(n: int) -> Iterator[list[list[int]]]:
 
 
 def drawn(clients: dict[int, object], count: int, purpose: str, seed: int, t: int) -> list[int]:
-    return sorted(rng.generator(seed, purpose, t).choice(sorted(clients), count, replace=False).tolist())
+    return sorted(
+        rng.generator(seed, purpose, t).choice(sorted(clients), count, replace=False).tolist()
+    )
 
 
 def cosine(a: Vector, b: Vector) -> float:

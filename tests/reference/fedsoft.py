@@ -59,7 +59,9 @@ def fed_soft(
     def estimate(i: int) -> Vector:
         share = np.zeros(K)
         for x, y in zip(*data[i], strict=True):
-            best = min(range(K), key=lambda k: float(losses(torch.from_numpy(c[k]), x[None], y[None])))
+            best = min(
+                range(K), key=lambda k: float(losses(torch.from_numpy(c[k]), x[None], y[None]))
+            )
             share[best] += 1 / n[i]
         share[share == 0] = 1e-4
         return share / sum(share)

@@ -40,7 +40,14 @@ def wards_method(W: dict[int, Vector], K: int) -> list[list[int]]:
 
 
 def federated_sem(
-    theta_0: Vector, federation: Federation, module: nn.Module, spec: LocalTraining, *, K: int, seed: int, rounds: int
+    theta_0: Vector,
+    federation: Federation,
+    module: nn.Module,
+    spec: LocalTraining,
+    *,
+    K: int,
+    seed: int,
+    rounds: int,
 ) -> list[AfterRound]:
     clients = {client.id: client for client in federation.clients}
     size = {i: len(client.train) for i, client in clients.items()}
@@ -52,7 +59,9 @@ def federated_sem(
     for t in range(1, rounds + 1):
         W = {}
         for i, client in clients.items():
-            W[i] = sgd(centres[r[i]] if r else theta_0, client, federation, module, spec, seed, t)  # Local_update
+            W[i] = sgd(
+                centres[r[i]] if r else theta_0, client, federation, module, spec, seed, t
+            )  # Local_update
         if not r:
             centres = [mean(W, members) for members in wards_method(W, K)]
         for i in clients:  # E-step

@@ -16,7 +16,14 @@ from tests.reference.cfl import Vector, sgd
 
 
 def finetune(
-    w: Vector, federation: Federation, module: nn.Module, spec: LocalTraining, *, epochs: int, seed: int, cohorts: list
+    w: Vector,
+    federation: Federation,
+    module: nn.Module,
+    spec: LocalTraining,
+    *,
+    epochs: int,
+    seed: int,
+    cohorts: list,
 ) -> list[tuple[Vector, dict[int, Vector]]]:
     """Return w and all copies after every round; ``cohorts`` are the clients S_t of each."""
     by_id = {client.id: client for client in federation.clients}
@@ -26,6 +33,8 @@ def finetune(
         m_t = sum(len(by_id[k].train) for k in S_t)
         w = w + sum(len(by_id[k].train) / m_t * (w_k[k] - w) for k in S_t)
         longer = replace(spec, epochs=epochs)
-        copies = {k: sgd(w, by_id[k], federation, module, longer, seed, t, "finetune") for k in by_id}
+        copies = {
+            k: sgd(w, by_id[k], federation, module, longer, seed, t, "finetune") for k in by_id
+        }
         history.append((w, copies))
     return history

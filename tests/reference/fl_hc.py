@@ -64,7 +64,9 @@ def fl_hc(
     def client_update(k: int, w: Vector, t: int) -> Vector:  # lines 26 to 34
         return sgd(w, by_id[k], federation, module, spec, seed, t)
 
-    def federated_learning(w: Vector, K: Sequence[int], t: int, draw: np.random.Generator) -> Vector:  # line 18
+    def federated_learning(
+        w: Vector, K: Sequence[int], t: int, draw: np.random.Generator
+    ) -> Vector:  # line 18
         m = max(round(alpha * len(all_clients if of_all else K)), 1)  # line 19
         m = min(m, len(K))
         S_t = sorted(draw.choice(np.sort(K), m, replace=False).tolist())  # line 20
@@ -92,7 +94,9 @@ def fl_hc(
     return history
 
 
-def hierarchical_clustering(vectors: dict[int, Vector], metric: str, linkage: str, T: float) -> set[Cluster]:
+def hierarchical_clustering(
+    vectors: dict[int, Vector], metric: str, linkage: str, T: float
+) -> set[Cluster]:
     """Merge the two nearest clusters until the nearest two are further apart than T (section I-C)."""
     C = [frozenset([k]) for k in vectors]
     for a, b, height in merges(vectors, metric, linkage):
@@ -102,7 +106,9 @@ def hierarchical_clustering(vectors: dict[int, Vector], metric: str, linkage: st
     return set(C)
 
 
-def merges(vectors: dict[int, Vector], metric: str, linkage: str) -> list[tuple[Cluster, Cluster, float]]:
+def merges(
+    vectors: dict[int, Vector], metric: str, linkage: str
+) -> list[tuple[Cluster, Cluster, float]]:
     """Return the N - 1 merges, each of the two clusters that are nearest then, with their distance."""
     C = [frozenset([k]) for k in vectors]
     done = []
@@ -130,7 +136,9 @@ def between(a: Cluster, b: Cluster, vectors: dict[int, Vector], metric: str, lin
     clusters of one client is the distance of these.
     """
     if linkage == "ward":
-        return float(np.sqrt(2 * (scatter(a | b, vectors) - scatter(a, vectors) - scatter(b, vectors))))
+        return float(
+            np.sqrt(2 * (scatter(a | b, vectors) - scatter(a, vectors) - scatter(b, vectors)))
+        )
     if linkage == "centroid":
         mean_a, mean_b = (np.mean([vectors[k] for k in c], axis=0) for c in (a, b))
         return METRICS[metric](mean_a, mean_b)

@@ -51,27 +51,38 @@ def flux(
     models, history = [w], list[AfterRound]()
     for server_round in range(1, rounds + 1):
         if status == 1:  # with the current global model, before it is trained
-            descriptors = described(models[0], data, labels, seed if directions is None else directions)
+            descriptors = described(
+                models[0], data, labels, seed if directions is None else directions
+            )
             cluster_of = dict(zip(ids, clustered(descriptors, labels, known), strict=True))
             models = [models[0]] * (max(cluster_of.values()) + 1)
             status = 2
         new = list[Vector]()
         for cl, model in enumerate(models):
             mine = [i for i in ids if cluster_of[i] == cl]
-            trained = {i: sgd(model, federation.by_id[i], federation, module, spec, seed, server_round) for i in mine}
+            trained = {
+                i: sgd(model, federation.by_id[i], federation, module, spec, seed, server_round)
+                for i in mine
+            }
             new.append(sum(n[i] * trained[i] for i in mine) / sum(n[i] for i in mine))
         models = new
         if status == 0:
-            right = sum(int((outputs(models[0], x)[1].argmax(1) == y).sum()) for x, y in data.values())
+            right = sum(
+                int((outputs(models[0], x)[1].argmax(1) == y).sum()) for x, y in data.values()
+            )
             accuracy_trend.append(right / sum(n.values()))
-            if (server_round >= 3 and any(np.diff(accuracy_trend) < th_round)) or server_round >= latest:
+            if (
+                server_round >= 3 and any(np.diff(accuracy_trend) < th_round)
+            ) or server_round >= latest:
                 status = 1
         clusters = [[i for i in ids if cluster_of[i] == cl] for cl in range(len(models))]
         history.append(AfterRound(clusters, models))
     return history
 
 
-def outputs(w: Vector, x: Vector, features: int = 6, hidden: int = 8, labels: int = 4) -> tuple[Vector, Vector]:
+def outputs(
+    w: Vector, x: Vector, features: int = 6, hidden: int = 8, labels: int = 4
+) -> tuple[Vector, Vector]:
     """Return the latent and the logits of the perceptron with these parameters."""
     sizes = [hidden * features, hidden, labels * hidden, labels]
     A, a, B, b = np.split(w, np.cumsum(sizes)[:-1])
@@ -83,7 +94,9 @@ def described(w: Vector, data: dict[int, list[Vector]], labels: int, seed: int) 
     latent = {i: outputs(w, x)[0] for i, (x, _) in data.items()}
     max_latent_space = 1.02 * max(each.max() for each in latent.values())
     width = latent[next(iter(data))].shape[1]
-    random_points = max_latent_space * rng.generator(seed, "descriptor points", width).random((200, width))
+    random_points = max_latent_space * rng.generator(seed, "descriptor points", width).random(
+        (200, width)
+    )
     pca = PCA(n_components=labels, svd_solver="full").fit(random_points)
     rows = []
     for i, (_, y) in data.items():
@@ -103,7 +116,12 @@ def described(w: Vector, data: dict[int, list[Vector]], labels: int, seed: int) 
 
 def scaled(descriptors: Vector, dim: int) -> Vector:
     blocks = [descriptors[:, start : start + dim] for start in range(0, descriptors.shape[1], dim)]
-    return np.hstack([MinMaxScaler().fit_transform(block.reshape(-1, 1)).reshape(block.shape) for block in blocks])
+    return np.hstack(
+        [
+            MinMaxScaler().fit_transform(block.reshape(-1, 1)).reshape(block.shape)
+            for block in blocks
+        ]
+    )
 
 
 def clustered(descriptors: Vector, dim: int, known: int | None) -> list[int]:
@@ -113,7 +131,9 @@ def clustered(descriptors: Vector, dim: int, known: int | None) -> list[int]:
     distances, _ = NearestNeighbors(n_neighbors=2).fit(points).kneighbors(points)
     nearest = np.sort(distances[:, 1])
     elbow = kneedle(nearest)
-    eps = nearest[-1] if elbow is None else nearest[elbow]  # a pair's own distance: rounding must not part the two
+    eps = (
+        nearest[-1] if elbow is None else nearest[elbow]
+    )  # a pair's own distance: rounding must not part the two
     found = DBSCAN(eps=eps * (1 + 1e-6), min_samples=2).fit_predict(points)
     following = len(set(found) - {-1})
     for i, label in enumerate(found):
@@ -131,8 +151,12 @@ def kneedle(y: Vector) -> int | None:
     x_normalized = np.arange(count) / (count - 1)
     y_normalized = (y - y.min()) / (y.max() - y.min())
     y_difference = np.flip(1 - y_normalized) - x_normalized
-    maxima = [i for i in range(count) if y_difference[i] >= max(y_difference[max(0, i - 1) : i + 2])]
-    minima = [i for i in range(count) if y_difference[i] <= min(y_difference[max(0, i - 1) : i + 2])]
+    maxima = [
+        i for i in range(count) if y_difference[i] >= max(y_difference[max(0, i - 1) : i + 2])
+    ]
+    minima = [
+        i for i in range(count) if y_difference[i] <= min(y_difference[max(0, i - 1) : i + 2])
+    ]
     Tmx = {i: y_difference[i] - 1 / (count - 1) for i in maxima}
     threshold, threshold_index = 0.0, 0
     for i in range(maxima[0], count - 1):

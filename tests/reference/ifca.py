@@ -27,7 +27,9 @@ class AfterRound:
     theta: list[Vector]
 
 
-def risk(theta: Vector, client: int, federation: Federation, module: nn.Module) -> tuple[float, Vector]:
+def risk(
+    theta: Vector, client: int, federation: Federation, module: nn.Module
+) -> tuple[float, Vector]:
     """F_i(θ), the mean loss over the client's training data, and its gradient."""
     layout = Layout.of(module)
     layout.load(torch.from_numpy(theta.astype(np.float32)), module)

@@ -29,10 +29,14 @@ def gradient(at: Tensor, federation, client: int, module, batch: Tensor) -> Tens
     return torch.autograd.grad(loss, at)[0]
 
 
-def orders(federation, client: int, spec, seed: int, t: int, count: int) -> Iterator[tuple[Tensor, ...]]:
+def orders(
+    federation, client: int, spec, seed: int, t: int, count: int
+) -> Iterator[tuple[Tensor, ...]]:
     """Yield the batches of every step in a round, of which each takes so many, from orders drawn independently."""
     main = rng.torch_generator(seed, "train", t, federation.by_id[client].key)
     others = [rng.torch_generator(main.initial_seed(), "further batch", k) for k in range(1, count)]
     for _ in range(spec.epochs):
-        drawn = [torch.randperm(size(federation, client), generator=each) for each in (main, *others)]
+        drawn = [
+            torch.randperm(size(federation, client), generator=each) for each in (main, *others)
+        ]
         yield from zip(*(each.split(spec.batch_size) for each in drawn), strict=True)

@@ -19,7 +19,12 @@ def alpha(one: Vector, other: Vector) -> float:
 
 
 def assign_new_client(
-    D_new: ClientData, T: ParameterTree, federation: Federation, module: nn.Module, spec: LocalTraining, seed: int
+    D_new: ClientData,
+    T: ParameterTree,
+    federation: Federation,
+    module: nn.Module,
+    spec: LocalTraining,
+    seed: int,
 ) -> list[tuple[float, float, int]]:
     """Return α_0, α_1 and the node taken at every choice."""
     taken = []

@@ -8,7 +8,9 @@ from scipy.linalg import subspace_angles
 from fedclade.data.federation import Federation
 
 
-def principal_vectors(federation: Federation, client: int, p: int, label: int | None = None) -> np.ndarray:
+def principal_vectors(
+    federation: Federation, client: int, p: int, label: int | None = None
+) -> np.ndarray:
     """U_p ``[d, p]`` of the data matrix ``[d, n]`` of a client: all of its data, or that of one label."""
     x, y = federation.examples(client, "train")
     D = x.flatten(1).numpy().astype(np.float64).T
@@ -23,10 +25,16 @@ def smallest_angle(U: np.ndarray, V: np.ndarray) -> float:
 
 def angle_of_same_place(U: np.ndarray, V: np.ndarray) -> float:
     """tr(arccos(UᵀV)) in degrees, divided by p, with the signs of singular vectors made equal."""
-    return float(np.mean([np.rad2deg(np.arccos(min(1.0, abs(u @ v)))) for u, v in zip(U.T, V.T, strict=True)]))
+    return float(
+        np.mean(
+            [np.rad2deg(np.arccos(min(1.0, abs(u @ v)))) for u, v in zip(U.T, V.T, strict=True)]
+        )
+    )
 
 
-def distance_of_paper(U_of: list[np.ndarray], V_of: list[np.ndarray], angle: str = "smallest") -> float:
+def distance_of_paper(
+    U_of: list[np.ndarray], V_of: list[np.ndarray], angle: str = "smallest"
+) -> float:
     """Θ₁ or the trace (Algorithm 1), between two clients that each send one matrix, of all their data."""
     (U,), (V,) = U_of, V_of
     return smallest_angle(U, V) if angle == "smallest" else angle_of_same_place(U, V)
@@ -42,7 +50,9 @@ def distance_of_code(U_of: list[np.ndarray], V_of: list[np.ndarray]) -> float:
     return float(min(angles) * 180 / np.pi)
 
 
-def distance_per_label(U_of: list[np.ndarray], V_of: list[np.ndarray], angle: str = "smallest") -> float:
+def distance_per_label(
+    U_of: list[np.ndarray], V_of: list[np.ndarray], angle: str = "smallest"
+) -> float:
     """The variant of fedclade: the mean over labels of the principal angle between the data of the same label."""
     of_two = smallest_angle if angle == "smallest" else angle_of_same_place
     return float(np.mean([of_two(U, V) for U, V in zip(U_of, V_of, strict=True)]))

@@ -14,7 +14,12 @@ def similarity(cosines: np.ndarray, parts: int) -> np.ndarray:
     found = np.zeros((n, n))
     for i in range(n):
         for j in range(n):
-            pairs = [(i * parts + a, j * parts + b) for a in range(parts) for b in range(parts) if (i, a) != (j, b)]
+            pairs = [
+                (i * parts + a, j * parts + b)
+                for a in range(parts)
+                for b in range(parts)
+                if (i, a) != (j, b)
+            ]
             found[i, j] = np.mean([cosines[pair] for pair in pairs])
     return found
 
@@ -52,7 +57,9 @@ def steepest(similar: np.ndarray) -> float:
     """Λ: the largest gain per further cluster, and 0 if none gains."""
     every = prunings(similar)
     one = worth(similar, [list(range(len(similar)))])
-    return max(0.0, *((worth(similar, each) - one) / (len(each) - 1) for each in every if len(each) > 1))
+    return max(
+        0.0, *((worth(similar, each) - one) / (len(each) - 1) for each in every if len(each) > 1)
+    )
 
 
 def best(similar: np.ndarray, cost: float) -> float:

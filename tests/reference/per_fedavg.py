@@ -16,7 +16,11 @@ def per_fedavg(w, federation, module, spec, *, alpha, hessian, delta, seed, coho
     """Return w, and the model of each client after its own step, after every round."""
     w, history = w.double(), []
     for t, A_t in enumerate(cohorts, start=1):
-        beta, mean, total = spec.lr_at(t), torch.zeros_like(w), sum(size(federation, i) for i in A_t)
+        beta, mean, total = (
+            spec.lr_at(t),
+            torch.zeros_like(w),
+            sum(size(federation, i) for i in A_t),
+        )
         for i in A_t:
             w_i = w
             for batches in orders(federation, i, spec, seed, t, 3 if hessian else 2):
@@ -27,7 +31,10 @@ def per_fedavg(w, federation, module, spec, *, alpha, hessian, delta, seed, coho
                 after = w_i - alpha * grad(w_i, batches[1])
                 g = grad(after, batches[0])
                 if hessian:
-                    above, below = grad(w_i + delta * g, batches[2]), grad(w_i - delta * g, batches[2])
+                    above, below = (
+                        grad(w_i + delta * g, batches[2]),
+                        grad(w_i - delta * g, batches[2]),
+                    )
                     g = g - alpha * (above - below) / (2 * delta)
                 w_i = w_i - beta * g
             mean = mean + size(federation, i) / total * w_i

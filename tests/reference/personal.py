@@ -41,7 +41,9 @@ def fit(
             net.zero_grad()
             functional.cross_entropy(net(x[batch]), y[batch]).backward()
             sgd.step()
-    net.load_state_dict({name: t if name in names else before[name] for name, t in net.state_dict().items()})
+    net.load_state_dict(
+        {name: t if name in names else before[name] for name, t in net.state_dict().items()}
+    )
 
 
 def federated(
@@ -77,7 +79,16 @@ def federated(
                 draw = rng.torch_generator(seed, "train personal", t, client.key)
                 fit(net, personal, client, federation, spec, head_epochs, draw, t)
             draw = rng.torch_generator(seed, "train", t, client.key)
-            fit(net, shared if head_epochs else [*theta], client, federation, spec, spec.epochs or 1, draw, t)
+            fit(
+                net,
+                shared if head_epochs else [*theta],
+                client,
+                federation,
+                spec,
+                spec.epochs or 1,
+                draw,
+                t,
+            )
             after = net.state_dict()
             own[client.id] = {name: after[name].clone() for name in personal}
             for name in shared:

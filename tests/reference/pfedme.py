@@ -12,7 +12,9 @@ import torch
 from tests.reference.local_steps import gradient, orders, size
 
 
-def pfedme(w, federation, module, spec, *, lam, K, personal_lr, beta, seed, cohorts, scores_w=False):
+def pfedme(
+    w, federation, module, spec, *, lam, K, personal_lr, beta, seed, cohorts, scores_w=False
+):
     """Return w and every θ_i, or w_i, after every round; ``cohorts`` are the clients S_t of each."""
     w, theta, history = w.double(), {}, []
     for t, S_t in enumerate(cohorts, start=1):

@@ -27,7 +27,9 @@ def examples_of_each(
         given = [[0] * len(held_by_label) for _ in range(clients)]
         for k, held in enumerate(held_by_label):
             proportions = draw()
-            proportions = np.array([p * (sum(of) < n / clients) for p, of in zip(proportions, given, strict=True)])
+            proportions = np.array(
+                [p * (sum(of) < n / clients) for p, of in zip(proportions, given, strict=True)]
+            )
             proportions = proportions / proportions.sum()
             cuts = [0, *(np.cumsum(proportions) * held).astype(int)[:-1].tolist(), held]
             for client in range(clients):

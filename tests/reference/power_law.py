@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 
-def examples_of_each(held_by_label: list[int], weights: np.ndarray, *, per_label_first: int) -> list[dict[int, int]]:
+def examples_of_each(
+    held_by_label: list[int], weights: np.ndarray, *, per_label_first: int
+) -> list[dict[int, int]]:
     """Return for every client how many examples of each label it gets.
 
     Parameters
@@ -29,7 +31,9 @@ def examples_of_each(held_by_label: list[int], weights: np.ndarray, *, per_label
     for user in range(clients):
         for j in range(labels_per_client):
             total[(user + j) % n_labels] += weights[user, j]
-    left = [held - sum(of.get(label, 0) for of in given) for label, held in enumerate(held_by_label)]
+    left = [
+        held - sum(of.get(label, 0) for of in given) for label, held in enumerate(held_by_label)
+    ]
     for user in range(clients):
         for j in range(labels_per_client):
             label = (user + j) % n_labels

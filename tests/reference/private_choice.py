@@ -46,7 +46,12 @@ def private_choice(
     for t in range(1, rounds + 1):
         if t == rounds_before + 1:
             w = models[0]
-            u = {i: signature(sgd(w, federation.by_id[i], federation, module, spec, seed, t) - w, R, seed) for i in ids}
+            u = {
+                i: signature(
+                    sgd(w, federation.by_id[i], federation, module, spec, seed, t) - w, R, seed
+                )
+                for i in ids
+            }
             chosen = choices(u, k, B, seed, t)
             clusters = [[i for i in ids if chosen[i] == c] for c in range(k)]
             clusters.sort(key=lambda cluster: (-len(cluster), cluster))
@@ -54,7 +59,10 @@ def private_choice(
         else:
             new = list[Vector]()
             for cluster, model in zip(clusters, models, strict=True):
-                trained = {i: sgd(model, federation.by_id[i], federation, module, spec, seed, t) for i in cluster}
+                trained = {
+                    i: sgd(model, federation.by_id[i], federation, module, spec, seed, t)
+                    for i in cluster
+                }
                 new.append(sum(n[i] * trained[i] for i in cluster) / sum(n[i] for i in cluster))
             models = new
         history.append(AfterRound(clusters, models))
@@ -77,7 +85,10 @@ def choices(u: dict[int, Vector], k: int, B: int, seed: int, t: int) -> dict[int
     moment = sum(np.outer(each, each) for each in u.values())
     basis = np.linalg.eigh(moment)[1][:, -k:]  # of the k largest eigenvalues
     v = {i: basis.T @ each / np.linalg.norm(basis.T @ each) for i, each in u.items()}
-    points = [point / np.linalg.norm(point) for point in rng.generator(seed, "cells", t).standard_normal((B, k))]
+    points = [
+        point / np.linalg.norm(point)
+        for point in rng.generator(seed, "cells", t).standard_normal((B, k))
+    ]
     count, total = [0] * B, [np.zeros(k) for _ in range(B)]
     for mine in v.values():
         cell = max(range(B), key=lambda b: points[b] @ mine)
@@ -87,6 +98,8 @@ def choices(u: dict[int, Vector], k: int, B: int, seed: int, t: int) -> dict[int
     assert len(full) >= k
     means = np.array([total[b] / np.linalg.norm(total[b]) for b in full])
     weights = [count[b] for b in full]
-    centres = KMeans(k, n_init=50, random_state=0).fit(means, sample_weight=weights).cluster_centers_
+    centres = (
+        KMeans(k, n_init=50, random_state=0).fit(means, sample_weight=weights).cluster_centers_
+    )
     centres = [centre / np.linalg.norm(centre) for centre in centres]
     return {i: max(range(k), key=lambda c: centres[c] @ mine) for i, mine in v.items()}

@@ -43,12 +43,21 @@ def best(a: np.ndarray, b: np.ndarray, noise: float) -> tuple[int, float]:
 def p_value(a: np.ndarray, b: np.ndarray, noise: float) -> float:
     """Return the share of all orders of B's clients in which the best gains at least as much as in the true one."""
     seen = best(a, b, noise)[1]
-    every = [best(a, b[np.ix_(order, order)], noise)[1] for order in map(list, permutations(range(len(b))))]
+    every = [
+        best(a, b[np.ix_(order, order)], noise)[1]
+        for order in map(list, permutations(range(len(b))))
+    ]
     return float(np.mean([each >= seen - 1e-9 for each in every]))
 
 
 def exceeded(a: np.ndarray, b: np.ndarray, noise: float, now: Sequence[int]) -> float:
     """Return the share of orders that keep B's clients in their clusters in which the best gains more."""
     seen, n = best(a, b, noise)[1], len(b)
-    orders = [list(order) for order in permutations(range(n)) if all(now[order[i]] == now[i] for i in range(n))]
-    return float(np.mean([best(a, b[np.ix_(order, order)], noise)[1] > seen + 1e-9 for order in orders]))
+    orders = [
+        list(order)
+        for order in permutations(range(n))
+        if all(now[order[i]] == now[i] for i in range(n))
+    ]
+    return float(
+        np.mean([best(a, b[np.ix_(order, order)], noise)[1] > seen + 1e-9 for order in orders])
+    )

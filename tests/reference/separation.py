@@ -27,4 +27,6 @@ def bound_of_eq_19(gammas: Sequence[float], I: Sequence[int]) -> float:  # noqa:
 
 def bound_of_eq_21(gammas: Sequence[float], I: Sequence[int]) -> float:  # noqa: E741
     n = range(len(I))
-    return min([h_of(gammas[i], gammas[j]) for i in n for j in n if i != j and I[i] == I[j]], default=1.0)
+    return min(
+        [h_of(gammas[i], gammas[j]) for i in n for j in n if i != j and I[i] == I[j]], default=1.0
+    )

@@ -55,7 +55,10 @@ def stochastic_cfl(
         for i in S_t:  # distribution representation of those that have none
             if i not in psi:
                 to_observe = replace(spec, epochs=anchor_epochs)
-                psi[i] = sgd(anchor, clients[i], federation, module, to_observe, seed, t, "anchor") - anchor
+                psi[i] = (
+                    sgd(anchor, clients[i], federation, module, to_observe, seed, t, "anchor")
+                    - anchor
+                )
                 C.append([i])
                 theta.append(None)
         sampled = [k for k in range(len(C)) if set(C[k]) & set(S_t)]
@@ -76,7 +79,10 @@ def stochastic_cfl(
             if S_t_k := [i for i in S_t if i in C[k]]:
                 start = omega if theta[k] is None else theta[k]
                 trained = {
-                    i: personal_steps(start, omega, mu, clients[i], federation, module, spec, seed, t) for i in S_t_k
+                    i: personal_steps(
+                        start, omega, mu, clients[i], federation, module, spec, seed, t
+                    )
+                    for i in S_t_k
                 }
                 theta[k] = mean(trained)
         omega = mean({i: sgd(omega, clients[i], federation, module, spec, seed, t) for i in S_t})

@@ -24,7 +24,12 @@ def summary(algorithm: str = "cfl", **changes) -> dict:
         "clients": 4,
         "accuracy": spread([0.5, 0.7, 0.9, 0.9]),
         "clusters": {"found": 1, "true": None, "ari": None, "nmi": None, "sizes": [4]},
-        "target": {"accuracy": None, "share_of_clients": None, "rounds_to_target": None, "bytes_to_target": None},
+        "target": {
+            "accuracy": None,
+            "share_of_clients": None,
+            "rounds_to_target": None,
+            "bytes_to_target": None,
+        },
         "bytes_up": 1000,
         "bytes_down": 2000,
         "seconds": {"total": 61.0, "train": 60.0, "evaluate": 0.5, "server": 0.5},
@@ -89,13 +94,19 @@ def make_run() -> Callable[..., Run]:
     ) -> Run:
         zero = torch.zeros(1)
         alone = [[client] for client in range(clients)]
-        tree = ParameterTree.star(alone, zero) if star else ParameterTree.root_only(range(clients), zero)
+        tree = (
+            ParameterTree.star(alone, zero)
+            if star
+            else ParameterTree.root_only(range(clients), zero)
+        )
         rows, clusters, events, similarities = [], [], [], {}
         for number in range(1, rounds + 1):
             clusters += cluster_rows(tree, number, truth)
             for leaf in tree.leaves:
                 if len(leaf.members) > 1:
-                    alpha = np.full((len(leaf.members),) * 2, 0.25) + 0.75 * np.eye(len(leaf.members))
+                    alpha = np.full((len(leaf.members),) * 2, 0.25) + 0.75 * np.eye(
+                        len(leaf.members)
+                    )
                     similarities[leaf.id] = SimilarityMatrix(leaf.id, number, leaf.members, alpha)
             for node in (node for when, node in splits if when == number):
                 members = tree.nodes[node].members
@@ -106,7 +117,14 @@ def make_run() -> Callable[..., Run]:
                     "alpha_cross_max": -0.1,
                     "gamma_bound": 0.74,
                 }
-                tree = tree.split(node, parts, params=zero, cached=[zero, zero], round_number=number, criteria=criteria)
+                tree = tree.split(
+                    node,
+                    parts,
+                    params=zero,
+                    cached=[zero, zero],
+                    round_number=number,
+                    criteria=criteria,
+                )
                 children = [child.id for child in tree.children(node)]
                 event = {"round": number, "kind": "split", "node": node, "children": children}
                 events.append({**event, "clusters": [list(part) for part in parts], **criteria})
@@ -114,7 +132,10 @@ def make_run() -> Callable[..., Run]:
                 rows += client_rows(tree, number, truth)
         known = {"true": None if truth is None else len(set(truth)), "found": len(tree.leaves)}
         sizes = [len(leaf.members) for leaf in tree.leaves]
-        changes = {"clusters": {"ari": None, "nmi": None, "sizes": sizes, **known}, "rounds": rounds} | changes
+        changes = {
+            "clusters": {"ari": None, "nmi": None, "sizes": sizes, **known},
+            "rounds": rounds,
+        } | changes
         if language:
             changes["perplexity"] = spread([10.0, 11.0, 12.0, 12.0])
         run = Run(summary(**changes), {}, tree, [], clusters, rows, events)
@@ -128,12 +149,16 @@ def scored(run: Run, name: str, *, higher: bool, share: bool, target: float | No
 
     def renamed(row: dict) -> dict:
         return {
-            f"{name}{key.removeprefix('accuracy')}" if key.startswith("accuracy") else key: v for key, v in row.items()
+            f"{name}{key.removeprefix('accuracy')}" if key.startswith("accuracy") else key: v
+            for key, v in row.items()
         }
 
     final = [row["accuracy"] for row in run.client_rows if row["round"] == run.summary["rounds"]]
     noted = {"metrics": [{"name": name, "higher_is_better": higher, "share": share}]}
     noted |= {name: spread(final, lower_is_better=not higher)} if final else {}
     noted["target"] = renamed(run.summary["target"]) | {name: target}
-    rows = {"client_rows": [*map(renamed, run.client_rows)], "metric_rows": [*map(renamed, run.metric_rows)]}
+    rows = {
+        "client_rows": [*map(renamed, run.client_rows)],
+        "metric_rows": [*map(renamed, run.metric_rows)],
+    }
     return replace(run, summary=renamed(run.summary) | noted, **rows)

@@ -16,7 +16,9 @@ def marks(panel: Panel, kind: type[M]) -> list[M]:
 def lines(panel: Panel) -> dict[str, Sequence[tuple[float, float]]]:
     """Return the points of the lines by their name."""
     found = marks(panel, Line)
-    return {line.name: [(x, round(y, 9)) for x, y in zip(line.x, line.y, strict=True)] for line in found}
+    return {
+        line.name: [(x, round(y, 9)) for x, y in zip(line.x, line.y, strict=True)] for line in found
+    }
 
 
 def labels(picture: Picture) -> list[str]:

@@ -53,7 +53,13 @@ def run(make_run, case) -> Run:
     """0 splits into 1 and 2 after round 2; they score 0.64 and 0.74 at the end."""
     rounds = [
         {
-            **{"round": n, "accuracy_mean": 1 / n, "accuracy_worst10_mean": 0.5, "clusters": 1, "ari": 0.0},
+            **{
+                "round": n,
+                "accuracy_mean": 1 / n,
+                "accuracy_worst10_mean": 0.5,
+                "clusters": 1,
+                "ari": 0.0,
+            },
             **{"bytes_up": 10, "bytes_down": 20},
         }
         for n in (1, 2, 3, 4)
@@ -62,7 +68,15 @@ def run(make_run, case) -> Run:
 
 
 def newcomers_of(case: Case) -> Newcomers:
-    row = {"client": 7, "name": "late", "path": [0, 1], "fits": True, "by": "loss", "scores": [0.1], "others": [0.2]}
+    row = {
+        "client": 7,
+        "name": "late",
+        "path": [0, 1],
+        "fits": True,
+        "by": "loss",
+        "scores": [0.1],
+        "others": [0.2],
+    }
     row |= {"margin": 0.1, "right": True}
     row |= {f"{case.name}{of}": 0.64 for of in ("", "_root", "_own", "_fine_tuned")}
     return Newcomers([], [row], 4, metric=case.name)
@@ -78,22 +92,34 @@ def test_the_page_of_a_run_names_its_metric_and_no_other(run, make_run, case):
     page = run_page(RunView(run, case.of(make_run()), "fedavg", written))
     text = text_of(page)
     assert "accuracy" not in text.lower()
-    axes = [figure["layout"]["yaxis"] for figure in page.figures.values() if "yaxis" in figure["layout"]]
-    titles = [axis["title"]["text"] for axis in axes if case.label in axis.get("title", {}).get("text", "")]
+    axes = [
+        figure["layout"]["yaxis"] for figure in page.figures.values() if "yaxis" in figure["layout"]
+    ]
+    titles = [
+        axis["title"]["text"]
+        for axis in axes
+        if case.label in axis.get("title", {}).get("text", "")
+    ]
     assert titles == [f"mean test {case.label}", f"test {case.label}", f"test {case.label}"]
     assert page.cards[0].label == case.label
     # The run's clients score 0.69 in the mean, those of the other 0.54.
     assert page.cards[0].trend == ("good" if case.higher else "bad")
     assert page.cards[1].note == f"mean {case.label} of the worst 1 client"
     assert page.cards[1].value == (case.written if case.higher else "0.740")
-    for told in (f"{case.label} of the clusters", f"clients’ {case.label}", f"Test {case.label} of 1 newcomer"):
+    for told in (
+        f"{case.label} of the clusters",
+        f"clients’ {case.label}",
+        f"Test {case.label} of 1 newcomer",
+    ):
         assert told in text
     assert ("Lower is better" in text) != case.higher
 
 
 def test_the_clients_that_lost_are_those_with_a_worse_score(run, make_run, case):
     section = next(
-        each for each in run_page(RunView(run, case.of(make_run()), "fedavg")).sections if each.id == "clients"
+        each
+        for each in run_page(RunView(run, case.of(make_run()), "fedavg")).sections
+        if each.id == "clients"
     )
     assert ("no client is worse off" in section.caption) == case.higher
     assert ("4 clients are worse off" in section.caption) != case.higher
@@ -102,7 +128,9 @@ def test_the_clients_that_lost_are_those_with_a_worse_score(run, make_run, case)
 
 
 def test_the_page_of_several_runs_names_their_metric_and_no_other(run, case):
-    page = comparison_page([RunView(run), RunView(replace(run, summary=run.summary | {"algorithm": "fedavg"}))], Path())
+    page = comparison_page(
+        [RunView(run), RunView(replace(run, summary=run.summary | {"algorithm": "fedavg"}))], Path()
+    )
     text = text_of(page)
     assert "accuracy" not in text.lower()
     assert f"{case.label} over the rounds" in text
@@ -128,9 +156,9 @@ def test_pictures_dashboard_and_tensorboard_name_the_metric(run, case, tmp_path)
     picture = score_picture(RunView(run))
     assert (picture.title, picture.panels[0].y.log) == (f"{case.label} of the clusters", False)
     assert picture.panels[0].y.form == ("share" if case.share else "number")
-    assert [each.name for each in save_figures(replace(run, cluster_rows=[], similarities=()), tmp_path)] == [
-        f"{case.name}.png"
-    ]
+    assert [
+        each.name for each in save_figures(replace(run, cluster_rows=[], similarities=()), tmp_path)
+    ] == [f"{case.name}.png"]
     with Dashboard("mine", 9, tmp_path, 0) as dashboard:
         dashboard.show(run, over=True)
         status = json.loads(dashboard.state(""))["status"]
@@ -150,7 +178,9 @@ def test_where_less_is_better_the_gap_closes_downwards(summary_run, fedavg, orac
         for name, (run,) in runs.items()
     }
     gap = Comparison(errors).rows[0].gap_closed
-    assert (None if gap is None else gap.mean) == (None if expected is None else pytest.approx(expected))
+    assert (None if gap is None else gap.mean) == (
+        None if expected is None else pytest.approx(expected)
+    )
 
 
 def test_runs_of_different_tasks_have_a_table_but_no_picture(run, make_run, case):
@@ -166,7 +196,9 @@ def test_runs_of_different_tasks_have_a_table_but_no_picture(run, make_run, case
 
 
 def test_scenarios_of_different_tasks_have_their_own_metrics_in_one_suite(run, make_run, case):
-    suite = SuiteComparison({"one": Comparison({"cfl": [run]}), "two": Comparison({"cfl": [make_run()]})})
+    suite = SuiteComparison(
+        {"one": Comparison({"cfl": [run]}), "two": Comparison({"cfl": [make_run()]})}
+    )
     heading = f"{case.label}, %" if case.share else case.label
     assert f"| config | one: {heading} | two: accuracy, % |" in suite.markdown()
     assert suite.markdown().startswith("**Scores, mean of the clients and seeds")

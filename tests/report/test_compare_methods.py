@@ -16,7 +16,9 @@ SETTINGS = {"rounds": 2, "engine": "loop"}
 
 
 def compared(methods, **changes):
-    return fedclade.compare(methods, **{"model": linear(), "federation": FEDERATION, **SETTINGS, **changes})
+    return fedclade.compare(
+        methods, **{"model": linear(), "federation": FEDERATION, **SETTINGS, **changes}
+    )
 
 
 def test_methods_are_run_with_the_same_seeds():
@@ -26,7 +28,12 @@ def test_methods_are_run_with_the_same_seeds():
         seen.append(seed)
         return FEDERATION
 
-    found = compared({"all": fedclade.FedAvg(), "best": "oracle"}, seeds=[3, 5], federation=federation, name="here")
+    found = compared(
+        {"all": fedclade.FedAvg(), "best": "oracle"},
+        seeds=[3, 5],
+        federation=federation,
+        name="here",
+    )
     assert isinstance(found, fedclade.Comparison)
     seeds = {label: [run.summary["seed"] for run in runs] for label, runs in found.runs.items()}
     assert seeds == {"all": [3, 5], "best": [3, 5]}
@@ -46,19 +53,30 @@ def test_runs_that_a_folder_has_are_read(tmp_path):
 
 def test_names_alone_are_what_they_are_called():
     assert list(compared(["fedavg", "local"]).runs) == ["fedavg", "local"]
-    assert list(compared("fedavg", settings=fedclade.RunSettings(rounds=1), rounds=1).runs) == ["fedavg"]
+    assert list(compared("fedavg", settings=fedclade.RunSettings(rounds=1), rounds=1).runs) == [
+        "fedavg"
+    ]
 
 
 def config(name):
     data = {"name": "digits", "clients": 2, "samples_per_client": 40}
     return check_config(
-        {"rounds": 1, "engine": "loop", "data": data, "model": {"name": "mclr"}, "algorithm": {"name": name}}
+        {
+            "rounds": 1,
+            "engine": "loop",
+            "data": data,
+            "model": {"name": "mclr"},
+            "algorithm": {"name": name},
+        }
     )
 
 
 def test_configs_have_a_model_and_settings_of_their_own():
     found = fedclade.compare({"a": config("fedavg"), "b": config("local")}, seeds=2)
-    assert [[run.summary["seed"] for run in runs] for runs in found.runs.values()] == [[0, 1], [0, 1]]
+    assert [[run.summary["seed"] for run in runs] for runs in found.runs.values()] == [
+        [0, 1],
+        [0, 1],
+    ]
     assert found.runs["a"][0].summary["model"] == "mclr"
 
 
@@ -73,7 +91,11 @@ def test_configs_have_a_model_and_settings_of_their_own():
         (["fedavg"], {"federation": None}, "compare needs a federation for algorithms"),
         ({"a": config("fedavg")}, {}, "the config 'a' has a model and settings of its own"),
         ({"a": "fedavg", "b": config("fedavg")}, {}, "got both: 'b' is a config"),
-        (["fedavg"], {"seeds": [0, 1, 0]}, "seeds should be different numbers, or a run would count more than once"),
+        (
+            ["fedavg"],
+            {"seeds": [0, 1, 0]},
+            "seeds should be different numbers, or a run would count more than once",
+        ),
         (["fedavg"], {"seeds": ["a"]}, "seeds[0] of compare should be a whole number, got 'a'"),
         (["fedavg", "fedavg"], {}, "each method can be compared once, got 'fedavg' more than once"),
         ([3], {}, "methods should be names, or a table of algorithms by their labels, got 3"),
@@ -128,6 +150,9 @@ def test_a_method_whose_folder_would_lie_elsewhere_is_refused(label, tmp_path):
 
 def test_a_run_counts_once():
     run, other = (compared(["fedavg"], seeds=[seed]).runs["fedavg"][0] for seed in (0, 1))
-    with pytest.raises(ConfigError, match=r"the runs of 'a' should have different seeds, got seed 0 on .* than once"):
+    with pytest.raises(
+        ConfigError,
+        match=r"the runs of 'a' should have different seeds, got seed 0 on .* than once",
+    ):
         fedclade.Comparison({"a": [run, other, run]})
     assert fedclade.Comparison({"a": [run, other], "b": [run]}).rows[0].seeds == (0, 1)

@@ -18,7 +18,11 @@ def two_seeds(summary_run) -> Comparison:
         return [summary_run(algorithm, first, seed=0), summary_run(algorithm, second, seed=1)]
 
     return Comparison(
-        {"mine": runs("cfl", 0.7, 0.9), "fedavg": runs("fedavg", 0.5, 0.6), "best": runs("oracle", 0.9, 0.9)}
+        {
+            "mine": runs("cfl", 0.7, 0.9),
+            "fedavg": runs("fedavg", 0.5, 0.6),
+            "best": runs("oracle", 0.9, 0.9),
+        }
     )
 
 
@@ -31,7 +35,9 @@ def test_accuracy_has_the_interval_of_students_t(two_seeds):
 
 def test_gap_closed_is_paired_by_seed_and_then_averaged(two_seeds):
     mine, fedavg, best = two_seeds.rows
-    assert mine.gap_closed.values == pytest.approx([(0.7 - 0.5) / (0.9 - 0.5), (0.9 - 0.6) / (0.9 - 0.6)])
+    assert mine.gap_closed.values == pytest.approx(
+        [(0.7 - 0.5) / (0.9 - 0.5), (0.9 - 0.6) / (0.9 - 0.6)]
+    )
     assert mine.gap_closed.mean == pytest.approx(0.75)
     assert fedavg.gap_closed.mean == 0
     assert best.gap_closed.mean == 1
@@ -50,15 +56,24 @@ def test_there_is_no_gap_where_the_oracle_is_no_better(summary_run):
 
 def test_the_first_of_several_baselines_counts(summary_run):
     runs = {"cfl": 0.7, "fedavg": 0.5, "fedavg again": 0.6, "oracle": 0.9}
-    comparison = Comparison({label: [summary_run(label.split()[0], value)] for label, value in runs.items()})
+    comparison = Comparison(
+        {label: [summary_run(label.split()[0], value)] for label, value in runs.items()}
+    )
     assert comparison.rows[0].gap_closed.mean == pytest.approx(0.5)
 
 
 def test_rounds_to_target_are_of_the_runs_that_reached_it(summary_run):
     def target(rounds):
-        return {"accuracy": 0.9, "share_of_clients": 1.0, "rounds_to_target": rounds, "bytes_to_target": 1}
+        return {
+            "accuracy": 0.9,
+            "share_of_clients": 1.0,
+            "rounds_to_target": rounds,
+            "bytes_to_target": 1,
+        }
 
-    runs = [summary_run(seed=seed, target=target(rounds)) for seed, rounds in enumerate([10, None, 13])]
+    runs = [
+        summary_run(seed=seed, target=target(rounds)) for seed, rounds in enumerate([10, None, 13])
+    ]
     comparison = Comparison({"cfl": runs})
     assert comparison.rows[0].rounds_to_target.values == (10, 13)
     assert "11.5 (2 of 3)" in comparison.markdown()
@@ -84,7 +99,10 @@ def test_one_run_without_baselines(summary_run):
 
 
 def test_table_holds_what_the_markdown_holds_and_fits_a_terminal(summary_run):
-    runs = {name: [summary_run(name, 0.5 + 0.1 * i)] for i, name in enumerate(["fedavg", "cfl", "oracle"])}
+    runs = {
+        name: [summary_run(name, 0.5 + 0.1 * i)]
+        for i, name in enumerate(["fedavg", "cfl", "oracle"])
+    }
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(Comparison(runs).table())
     text = console.export_text()
@@ -111,7 +129,12 @@ def test_what_all_labels_end_in_is_said_once_and_a_narrow_terminal_gets_fewer_co
 
 def test_csv_and_json_hold_plain_numbers(two_seeds):
     mine, *_ = csv.DictReader(io.StringIO(two_seeds.csv()))
-    assert (mine["label"], mine["algorithm"], mine["data"], mine["seeds"]) == ("mine", "cfl", "digits, 4 clients", "2")
+    assert (mine["label"], mine["algorithm"], mine["data"], mine["seeds"]) == (
+        "mine",
+        "cfl",
+        "digits, 4 clients",
+        "2",
+    )
     assert float(mine["accuracy"]) == pytest.approx(0.8)
     assert float(mine["accuracy_half_width"]) == pytest.approx(1.27062, rel=1e-5)
     assert (mine["ari"], mine["bytes"], mine["runs_at_target"]) == ("", "3000.0", "0")
@@ -124,10 +147,15 @@ def test_csv_and_json_hold_plain_numbers(two_seeds):
 
 def test_different_data_and_language_models_have_columns(summary_run):
     comparison = Comparison(
-        {"a": [summary_run(data="news", perplexity=spread([32.0, 40.0]))], "b": [summary_run(data="tiny")]}
+        {
+            "a": [summary_run(data="news", perplexity=spread([32.0, 40.0]))],
+            "b": [summary_run(data="tiny")],
+        }
     )
     header, _, first, second = comparison.markdown().splitlines()[2:6]
-    assert header.startswith("| config | algorithm | data | seeds | accuracy, % | worst tenth, % | perplexity |")
+    assert header.startswith(
+        "| config | algorithm | data | seeds | accuracy, % | worst tenth, % | perplexity |"
+    )
     assert first.startswith("| a | cfl | news | 1 | 70.0 | 70.0 | 36.0 |")
     assert second.startswith("| b | cfl | tiny | 1 | 70.0 | 70.0 | – |")
 
@@ -155,7 +183,9 @@ def test_figure_of_language_models_shows_perplexity(summary_run):
 
 def test_save_writes_four_files(two_seeds, tmp_path):
     folder = two_seeds.save(tmp_path / "new" / "folder")
-    assert sorted(path.name for path in folder.iterdir()) == [f"comparison.{s}" for s in ("csv", "json", "md", "png")]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        f"comparison.{s}" for s in ("csv", "json", "md", "png")
+    ]
     assert (folder / "comparison.md").read_text(encoding="utf-8") == two_seeds.markdown()
     assert (folder / "comparison.png").read_bytes().startswith(b"\x89PNG")
 
@@ -192,8 +222,13 @@ def test_the_round_that_validation_data_chose_has_a_column(summary_run):
         scores = {"validation": {"accuracy": validation}, "test": {"accuracy": test}}
         return {"chosen": {"metric": "accuracy", "round": number, **scores}}
 
-    runs = [summary_run("cfl", 0.7, seed=seed, **chosen(2 + seed, 0.8, 0.75 + seed / 10)) for seed in (0, 1)]
-    comparison = Comparison({"cfl": runs, "fedavg": [summary_run("fedavg", 0.5, seed=seed) for seed in (0, 1)]})
+    runs = [
+        summary_run("cfl", 0.7, seed=seed, **chosen(2 + seed, 0.8, 0.75 + seed / 10))
+        for seed in (0, 1)
+    ]
+    comparison = Comparison(
+        {"cfl": runs, "fedavg": [summary_run("fedavg", 0.5, seed=seed) for seed in (0, 1)]}
+    )
     heading, _, *rows = comparison.markdown().splitlines()[2:6]
     place = heading.split(" | ").index("chosen round, %")
     assert rows[0].split(" | ")[place - 1 : place + 1] == ["70.0 ± 0.0", "80.0 ± 63.5"]

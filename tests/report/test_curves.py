@@ -32,7 +32,9 @@ def accuracy(run):
         ({"keep_updates": True}, 1),
     ],
 )
-def test_scores_in_the_round_of_a_split_are_those_of_the_models_evaluated(split_run, settings, first):
+def test_scores_in_the_round_of_a_split_are_those_of_the_models_evaluated(
+    split_run, settings, first
+):
     """Node 1 begins in round 1: with the model of node 0, or with one of its own, which the evaluation is then of."""
     run = replace(split_run, config={**split_run.config, "algorithm": settings})
     series = score_series(run)
@@ -61,14 +63,21 @@ def test_rounds_without_an_evaluation_leave_no_hole(make_run):
 
 def test_clients_that_no_leaf_holds_yet_have_the_roots_line_and_no_leaf_goes_on_from_it(make_run):
     run = make_run(star=True, clients=3)
-    late = [row | ({"cluster": 0} if row["client"] == 2 and row["round"] < 3 else {}) for row in run.client_rows]
+    late = [
+        row | ({"cluster": 0} if row["client"] == 2 and row["round"] < 3 else {})
+        for row in run.client_rows
+    ]
     picture = accuracy(replace(run, client_rows=late))
     points = lines(picture.panels[0])
     assert labels(picture)[-1] == "root, for clients in no cluster yet"
     assert labels(accuracy(run))[-1] == "cluster 3 (1 client)"
     assert [x for x, _ in points["cluster 0"]] == [1, 2]
     assert [x for x, _ in points["cluster 1"]] == [1, 2, 3, 4]
-    assert [x for x, _ in points["cluster 3"]] == [2, 3, 4]  # the mean score of the node that its only client came from
+    assert [x for x, _ in points["cluster 3"]] == [
+        2,
+        3,
+        4,
+    ]  # the mean score of the node that its only client came from
 
 
 def test_gap_panel_has_a_line_for_every_cluster_of_two_and_a_zero_line(split_run):
@@ -91,7 +100,9 @@ def test_without_a_truth_the_panel_shows_alpha_cross_max(make_run):
 def test_without_either_there_are_only_scores(make_run):
     run = make_run([(2, 0)])
     without = {"alpha_cross_max", "gamma_bound", "separation_gap"}
-    rows = [{key: value for key, value in row.items() if key not in without} for row in run.cluster_rows]
+    rows = [
+        {key: value for key, value in row.items() if key not in without} for row in run.cluster_rows
+    ]
     picture = accuracy(replace(run, cluster_rows=rows))
     assert [panel.y.title for panel in picture.panels] == ["mean test accuracy"]
 
@@ -104,7 +115,13 @@ def test_splits_are_named_and_those_of_one_round_share_a_marker(split_run, make_
 
 
 def test_colours_are_those_of_the_leaves_in_every_panel(split_run):
-    leaves = {"cluster 0": "@ink", "cluster 1": "@c0", "cluster 2": "@muted", "cluster 3": "@c1", "cluster 4": "@c2"}
+    leaves = {
+        "cluster 0": "@ink",
+        "cluster 1": "@c0",
+        "cluster 2": "@muted",
+        "cluster 3": "@c1",
+        "cluster 4": "@c2",
+    }
     for panel in [*accuracy(split_run).panels, *norms_picture(RunView(split_run)).panels]:
         assert all(line.colour == leaves[line.name] for line in marks(panel, Line))
     assert labels(accuracy(split_run)) == [
@@ -134,7 +151,11 @@ def test_of_more_clusters_than_colours_the_mean_and_a_band_are_drawn(make_run):
 def test_language_models_are_drawn_by_perplexity(make_run):
     picture = accuracy(make_run([(1, 0)], language=True))
     (top, _) = picture.panels
-    assert (picture.title, top.y.title, top.y.log) == ("Perplexity of the clusters", "mean test perplexity", True)
+    assert (picture.title, top.y.title, top.y.log) == (
+        "Perplexity of the clusters",
+        "mean test perplexity",
+        True,
+    )
     assert lines(top)["cluster 2"] == [(1, 11.5), (2, 12), (3, 12), (4, 12)]
 
 
@@ -145,7 +166,9 @@ def test_norms_have_both_criteria_and_their_thresholds(split_run):
     assert lines(bottom)["cluster 1"] == [(2, 1 / 2), (3, round(1 / 3, 9)), (4, 1 / 4)]
     assert marks(top, Rule) == [Rule(0.5, "ε₂ = 0.5")]
     assert lines(bottom)["ε₁ of 1"] == [(2, 0.1), (3, 0.1), (4, 0.1)]
-    by_date = replace(split_run, config={"algorithm": {"eps1": 0.1, "eps2": 0.5, "split_rounds": [2]}})
+    by_date = replace(
+        split_run, config={"algorithm": {"eps1": 0.1, "eps2": 0.5, "split_rounds": [2]}}
+    )
     assert not marks(norms_picture(RunView(by_date)).panels[1], Rule), "ε₁ decides nothing"
 
 
@@ -158,7 +181,9 @@ def test_norms_have_both_criteria_and_their_thresholds(split_run):
         ({"similarity": "gradients", "compared_at": "stationary", "eps2_of": "updates"}, True),
     ],
 )
-def test_a_threshold_is_drawn_only_if_the_norms_of_the_updates_are_held_against_it(split_run, settings, drawn):
+def test_a_threshold_is_drawn_only_if_the_norms_of_the_updates_are_held_against_it(
+    split_run, settings, drawn
+):
     run = replace(split_run, config={"algorithm": {"eps1": 0.1, "eps2": 0.5, **settings}})
     assert bool(marks(norms_picture(RunView(run)).panels[0], Rule)) == drawn
 

@@ -15,8 +15,19 @@ from tests.report.pictures import labels, marks
 def clustered(run, merges, threshold, number=2, **changes):
     """Add the event of a clustering step to a run."""
     m = len(merges) + 1
-    event = {"round": number, "kind": "clustered", "node": 0, "metric": "l2", "linkage": "ward", "threshold": threshold}
-    event |= {"sizes": [len(leaf.members) for leaf in run.tree.leaves], "clients": list(range(m)), "merges": merges}
+    event = {
+        "round": number,
+        "kind": "clustered",
+        "node": 0,
+        "metric": "l2",
+        "linkage": "ward",
+        "threshold": threshold,
+    }
+    event |= {
+        "sizes": [len(leaf.members) for leaf in run.tree.leaves],
+        "clients": list(range(m)),
+        "merges": merges,
+    }
     return replace(run, events=[*run.events, event | changes])
 
 
@@ -138,12 +149,20 @@ def test_there_is_none_without_a_clustering_step(make_run, tmp_path):
 
 def test_it_is_saved_with_the_others(run, tmp_path):
     files = save_figures(run, tmp_path)
-    assert [path.name for path in files] == ["accuracy.png", "norms.png", "similarity.png", "dendrogram.png"]
+    assert [path.name for path in files] == [
+        "accuracy.png",
+        "norms.png",
+        "similarity.png",
+        "dendrogram.png",
+    ]
     assert matplotlib.image.imread(files[3]).shape[:2] == (int(150 * (0.64 + 440 / 84)), 1440)
 
 
 def test_the_table_tells_what_was_found(run, make_run):
-    assert event_table(run).caption == "Round 2: 2 clusters by l2 distance and ward linkage, cut at 2.75"
+    assert (
+        event_table(run).caption
+        == "Round 2: 2 clusters by l2 distance and ward linkage, cut at 2.75"
+    )
     assert event_table(clustered(make_run(), PAIRS, None)).caption == (
         "No cluster was split.\nRound 2: 1 cluster by l2 distance and ward linkage, not cut"
     )

@@ -40,12 +40,19 @@ def with_newcomers() -> Federation:
     everybody = federation_of([*TRUTH, 0, 1])
     truth = dict(enumerate(TRUTH))
     newcomers = replace(everybody, clients=everybody.clients[8:], true_clusters={8: 0, 9: 1})
-    return replace(everybody, clients=everybody.clients[:8], true_clusters=truth, newcomers=newcomers)
+    return replace(
+        everybody, clients=everybody.clients[:8], true_clusters=truth, newcomers=newcomers
+    )
 
 
 def run_of(name: str, **settings) -> Run:
     algorithm = build_algorithm(name, OPTIONS.get(name, {}), dict(enumerate(TRUTH)))
-    settings = {"local": LocalTraining(batch_size=12), "rounds": 4, "engine": "loop", "model": perceptron} | settings
+    settings = {
+        "local": LocalTraining(batch_size=12),
+        "rounds": 4,
+        "engine": "loop",
+        "model": perceptron,
+    } | settings
     return simulate(algorithm, settings.pop("model"), with_newcomers(), **settings)
 
 
@@ -68,7 +75,10 @@ WAYS = {
     "join": {"presence": Churn(join_round=2)},
     "leave": {"presence": Churn(leave_round=3)},
     "join and leave": {"presence": Churn(join_round=2, leave_round=4)},
-    "join, and are absent": {"presence": Churn(join_round=2, leave_round=4), "faults": Faults(dropout=0.6)},
+    "join, and are absent": {
+        "presence": Churn(join_round=2, leave_round=4),
+        "faults": Faults(dropout=0.6),
+    },
 }
 
 
@@ -85,8 +95,12 @@ def test_runs_whose_clients_come_and_go_are_reported(name, way):
     (table,) = sections["Newcomers"].tables
     assert table.title == "Clients that joined or left"
     told = [event for event in run.events if event["kind"] in ("joined", "left")]
-    assert [(row[0], row[1]) for row in table.rows] == [(str(event["round"]), event["kind"]) for event in told]
-    assert [row[3] for row in table.rows] == [", ".join(map(str, event["clients"])) for event in told]
+    assert [(row[0], row[1]) for row in table.rows] == [
+        (str(event["round"]), event["kind"]) for event in told
+    ]
+    assert [row[3] for row in table.rows] == [
+        ", ".join(map(str, event["clients"])) for event in told
+    ]
 
 
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in OPTIONS])
@@ -113,8 +127,13 @@ def check_clients(run: Run, sections: dict[str, Section]) -> None:
     scores = {row["client"]: row["accuracy"] for row in run.client_rows if row["round"] == last}
     assert scores
     assert not clients_of(run, "left") & set(scores)
-    points = sections["Scores of the clients"].figures[""]["data"][-1]  # behind those to compare with, if there are any
-    shown = {int(text.partition(",")[0][1:]): score for text, score in zip(points["text"], points["y"], strict=True)}
+    points = sections["Scores of the clients"].figures[""]["data"][
+        -1
+    ]  # behind those to compare with, if there are any
+    shown = {
+        int(text.partition(",")[0][1:]): score
+        for text, score in zip(points["text"], points["y"], strict=True)
+    }
     assert shown == pytest.approx(scores)
     assert points["y"] == sorted(points["y"])
 
@@ -127,7 +146,9 @@ def test_a_similarity_matrix_of_a_client_that_waits_at_an_inner_node_is_reported
     assert run.tree.stragglers == {1: (0,)}
     assert ClientOrder(run).clusters([0, 1, 2, 3]) == [(0, 1, "1"), (1, 1, "4"), (2, 2, "2")]
     assert ClientOrder(run).rows((3, 2, 1, 0)) == [3, 2, 1, 0]
-    assert "Similarity of the clients’ updates" in [section.title for section in reported(run).sections]
+    assert "Similarity of the clients’ updates" in [
+        section.title for section in reported(run).sections
+    ]
 
 
 def gone_from(make_run, *clients: int) -> Run:
@@ -146,13 +167,20 @@ def test_clients_that_left_stand_last_and_keep_their_name_and_truth(make_run):
     assert order.true_clusters([1, 2, 3, 0]) == [(0, 1, 0), (1, 2, 1), (3, 1, 0)]
     assert outcome.truth == {0: 0, 1: 0, 2: 1, 3: 1}
     assert list(outcome.rows) == [1, 2, 3]
-    assert [text.get_text() for text in similarity_figure(run).axes[0].get_xticklabels()] == ["1", "2", "left"]
+    assert [text.get_text() for text in similarity_figure(run).axes[0].get_xticklabels()] == [
+        "1",
+        "2",
+        "left",
+    ]
 
 
 def test_clients_that_never_answered_an_evaluation_go_by_their_id(make_run):
     run = make_run([(2, 0)], truth=[0, 0, 1, 1])
     run = replace(
-        run, client_rows=[{**row, "name": f"site {row['client']}"} for row in run.client_rows if row["client"]]
+        run,
+        client_rows=[
+            {**row, "name": f"site {row['client']}"} for row in run.client_rows if row["client"]
+        ],
     )
     outcome = Outcome.of(run)
     assert [outcome.name(client) for client in range(4)] == ["0", "site 1", "site 2", "site 3"]
@@ -175,7 +203,9 @@ def test_merges_of_clients_that_left_take_the_colour_of_those_who_stayed():
         merges=((0, 1, 1.0), (2, 3, 1.0), (4, 5, 2.0)),
     )
     zero = torch.zeros(1)
-    tree = tree.split(0, [[0, 1], [2, 3]], params=zero, cached=[zero, zero], round_number=1, criteria={})
+    tree = tree.split(
+        0, [[0, 1], [2, 3]], params=zero, cached=[zero, zero], round_number=1, criteria={}
+    )
     tree = ParameterTree(tuple(replace(node, cached=None) for node in tree.nodes)).without([0])
     merges = Merges(Run({}, {}, tree, [], [], [], []), 1, step)
     assert merges.found == [None, 1, 2, 2]

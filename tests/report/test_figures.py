@@ -9,14 +9,22 @@ import pytest
 from matplotlib.colors import to_hex
 
 from fedclade.core.errors import MissingExtraError
-from fedclade.report import dendrogram_figure, norms_figure, save_figures, score_figure, similarity_figure
+from fedclade.report import (
+    dendrogram_figure,
+    norms_figure,
+    save_figures,
+    score_figure,
+    similarity_figure,
+)
 from fedclade.report.figures import draw
 from fedclade.report.picture import Axis, Dots, Panel, Picture, rounds_axis
 from fedclade.report.style import CLUSTERS
 
 
 def artists(axes, gid: str) -> list:
-    return [artist for artist in [*axes.lines, *axes.texts, *axes.patches] if artist.get_gid() == gid]
+    return [
+        artist for artist in [*axes.lines, *axes.texts, *axes.patches] if artist.get_gid() == gid
+    ]
 
 
 def legend(axes) -> list[str]:
@@ -36,7 +44,11 @@ def test_lines_have_their_points_colours_and_names(split_run):
     assert line.get_ydata().tolist() == pytest.approx([0.87, 0.83, 0.84])
     assert line.get_color() == CLUSTERS[1]
     assert legend(top)[1] == "cluster 3 (1 client)"
-    assert (top.get_ylabel(), bottom.get_ylabel(), bottom.get_xlabel()) == ("mean test accuracy", "gap g(α)", "round")
+    assert (top.get_ylabel(), bottom.get_ylabel(), bottom.get_xlabel()) == (
+        "mean test accuracy",
+        "gap g(α)",
+        "round",
+    )
     (zero,) = artists(bottom, "rule")
     assert list(zero.get_ydata()) == [0, 0]
 
@@ -64,12 +76,16 @@ def test_many_clusters_have_a_band_and_a_short_legend(make_run):
 
 def test_perplexities_and_norms_have_a_logarithmic_scale(make_run):
     assert score_figure(make_run([(1, 0)], language=True)).axes[0].get_yscale() == "log"
-    assert score_figure(make_run(language=True)).axes[0].get_yscale() == "linear", "there is one number"
+    assert score_figure(make_run(language=True)).axes[0].get_yscale() == "linear", (
+        "there is one number"
+    )
     assert [axes.get_yscale() for axes in norms_figure(make_run()).axes] == ["log", "log"]
 
 
 def test_thresholds_are_drawn_and_named(split_run):
-    top, bottom = norms_figure(replace(split_run, config={"algorithm": {"eps1": 0.2, "eps2": 0.5}})).axes
+    top, bottom = norms_figure(
+        replace(split_run, config={"algorithm": {"eps1": 0.2, "eps2": 0.5}})
+    ).axes
     for axes, level, text in ((top, 0.5, "ε₂ = 0.5"), (bottom, 0.2, "ε₁ = 0.2")):
         (line,), (label,) = artists(axes, "rule"), artists(axes, "rule label")
         assert (list(line.get_ydata()), label.get_text()) == ([level, level], text)
@@ -84,17 +100,27 @@ def test_similarities_of_the_root_are_large_and_those_of_the_others_small(make_r
     run = make_run([(1, 0)], truth=[0, 1, 1, 0])
     large, first, second, bar = similarity_figure(run).axes
     assert [axes.get_title(loc="left") for axes in (large, first, second)] == [
-        *("root: 4 clients, round 1", "cluster 1: 2 clients, round 4", "cluster 2: 2 clients, round 4")
+        *(
+            "root: 4 clients, round 1",
+            "cluster 1: 2 clients, round 4",
+            "cluster 2: 2 clients, round 4",
+        )
     ]
     assert [label.get_text() for label in large.get_xticklabels()] == ["1", "2"]
-    assert (large.get_xlabel(), large.get_ylabel(), first.get_xlabel()) == ("current cluster", "true cluster", "")
+    assert (large.get_xlabel(), large.get_ylabel(), first.get_xlabel()) == (
+        "current cluster",
+        "true cluster",
+        "",
+    )
     assert [(patch.get_y(), patch.get_height()) for patch in artists(large, "box")] == [
         *((-0.5, 1), (0.5, 1), (1.5, 1), (2.5, 1))
     ]
     assert len(artists(large, "line")) == 2
     (image,) = large.images
     assert image.get_clim() == (-0.3, 0.3)
-    assert image.get_array().filled(np.nan)[0].tolist() == pytest.approx([np.nan, 0.25, 0.25, 0.25], nan_ok=True)
+    assert image.get_array().filled(np.nan)[0].tolist() == pytest.approx(
+        [np.nan, 0.25, 0.25, 0.25], nan_ok=True
+    )
     assert "cosine similarity" in bar.get_ylabel()
 
 
@@ -144,6 +170,8 @@ def test_save_figures_leaves_no_global_figure_behind(split_run, tmp_path):
 
 def test_missing_matplotlib_names_the_extra_and_leaves_no_folder(split_run, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(MissingExtraError, match=r"drawing figures needs .*'matplotlib'.*'fedclade\[report\]'"):
+    with pytest.raises(
+        MissingExtraError, match=r"drawing figures needs .*'matplotlib'.*'fedclade\[report\]'"
+    ):
         save_figures(split_run, tmp_path / "figures")
     assert not (tmp_path / "figures").exists()

@@ -21,8 +21,16 @@ def run_of(monkeypatch: pytest.MonkeyPatch, **settings) -> Run:
     """A run that splits in rounds 1 and 3, whose second round is the best, and which stops after the fourth."""
     scripted(monkeypatch, *SCORES)
     spec = LocalTraining(epochs=2, batch_size=10, lr=0.2)
-    settings = {"local": spec, "rounds": 6, "engine": "loop", "early_stopping": EarlyStopping(patience=2), **settings}
-    return simulate(CFL(eps2=1e-3, split_rounds=(1, 3)), linear(), federation_of([0, 1, 2, 3] * 2), **settings)
+    settings = {
+        "local": spec,
+        "rounds": 6,
+        "engine": "loop",
+        "early_stopping": EarlyStopping(patience=2),
+        **settings,
+    }
+    return simulate(
+        CFL(eps2=1e-3, split_rounds=(1, 3)), linear(), federation_of([0, 1, 2, 3] * 2), **settings
+    )
 
 
 def test_the_terminal_says_why_it_stopped_and_which_round_is_kept(monkeypatch, capsys):
@@ -31,7 +39,10 @@ def test_the_terminal_says_why_it_stopped_and_which_round_is_kept(monkeypatch, c
     why = "validation_accuracy has not improved in 2 evaluations, since round 2"
     assert f"stopped after round 4 of 6: {why}" in said
     last = 100 * run.summary["last"]["test"]["accuracy"]
-    assert any(line.startswith(f" its models are stored; the last round, 4, had accuracy {last:.1f}") for line in said)
+    assert any(
+        line.startswith(f" its models are stored; the last round, 4, had accuracy {last:.1f}")
+        for line in said
+    )
     Terminal(width=100).print(tree_view(run.tree, run))
     shown = capsys.readouterr().out
     assert "rounds 2 to 2" in shown or "round 2" in shown

@@ -81,7 +81,12 @@ def test_names_of_others_are_shown_as_they_are(make_run):
     run = replace(run, client_rows=rows, summary={**run.summary, "algorithm": EVIL})
     x, y = np.zeros((30, 2), dtype=np.float32), np.arange(30) % 3
     held = federation({EVIL: (x, y), "b": (x, y)}, name=EVIL)
-    for thing in (run, held, Comparison({EVIL: [run]}, EVIL), SuiteComparison({EVIL: Comparison({EVIL: [run]})})):
+    for thing in (
+        run,
+        held,
+        Comparison({EVIL: [run]}, EVIL),
+        SuiteComparison({EVIL: Comparison({EVIL: [run]})}),
+    ):
         found = parts(thing)
         assert any("</td><script>alert(1)</script>" in text for text in found.texts)
         assert not any("\u202e" in text for text in found.texts)
@@ -91,7 +96,12 @@ def test_a_tree_alone_shows_how_it_grew():
     zero = torch.zeros(1)
     tree = ParameterTree.root_only(range(4), zero)
     tree = tree.split(
-        0, [[0, 1], [2, 3]], params=zero, cached=[zero, zero], round_number=2, criteria={"gamma_bound": 0.74}
+        0,
+        [[0, 1], [2, 3]],
+        params=zero,
+        cached=[zero, zero],
+        round_number=2,
+        criteria={"gamma_bound": 0.74},
     )
     found = parts(tree)
     assert "Parameter tree: 4 clients in 2 clusters" in found.texts
@@ -107,12 +117,18 @@ def test_a_federation_lists_its_first_clients_and_what_they_hold():
     assert found.texts[found.texts.index("Training examples") + 1] == f"{24 * 10:,}"
     assert found.texts[found.texts.index("true cluster") + 1 :].count("24") == LISTED
     assert found.tags.count("svg") == LISTED, "a histogram of the labels of each"
-    assert "1 newcomer" in html_of(load_federation("digits", clients=2, samples_per_client=20, newcomers=1))
+    assert "1 newcomer" in html_of(
+        load_federation("digits", clients=2, samples_per_client=20, newcomers=1)
+    )
 
 
 @pytest.mark.parametrize(
     ("task", "y", "drawn"),
-    [("regression", np.linspace(0, 1, 30), 2), ("multilabel", np.ones((30, 2)), 0), ("binary", np.arange(30) % 2, 2)],
+    [
+        ("regression", np.linspace(0, 1, 30), 2),
+        ("multilabel", np.ones((30, 2)), 0),
+        ("binary", np.arange(30) % 2, 2),
+    ],
 )
 def test_targets_of_every_task_are_shown_or_left_out(task, y, drawn):
     x = np.zeros((30, 2), dtype=np.float32)
@@ -129,7 +145,10 @@ def test_the_bars_are_the_labels_as_the_client_sees_them():
 
 
 def test_a_comparison_shows_each_mean_with_its_interval(summary_run):
-    runs = {"mine": [summary_run(mean=0.7), summary_run(mean=0.9, seed=1)], "fedavg": [summary_run("fedavg", 0.5)]}
+    runs = {
+        "mine": [summary_run(mean=0.7), summary_run(mean=0.9, seed=1)],
+        "fedavg": [summary_run("fedavg", 0.5)],
+    }
     comparison = Comparison(runs)
     found = parts(comparison)
     assert "80.0 ± 127.1" in found.texts
@@ -142,10 +161,14 @@ def test_a_comparison_shows_each_mean_with_its_interval(summary_run):
 
 
 def test_a_suite_shows_the_overview_and_folds_its_scenarios(summary_run):
-    suite = SuiteComparison({name: Comparison({"mine": [summary_run(mean=m)]}) for name, m in (("a", 0.7), ("b", 0.8))})
+    suite = SuiteComparison(
+        {name: Comparison({"mine": [summary_run(mean=m)]}) for name, m in (("a", 0.7), ("b", 0.8))}
+    )
     found = parts(suite)
     assert found.tags.count("details") == 2
-    assert found.texts.count("80.0") == 3, "in the overview, and in its scenario, of all and of the worst tenth"
+    assert found.texts.count("80.0") == 3, (
+        "in the overview, and in its scenario, of all and of the worst tenth"
+    )
     assert suite.frame()["scenario"].tolist() == ["a", "b"]
     assert repr(suite) == "SuiteComparison(a, b)"
 

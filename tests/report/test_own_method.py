@@ -18,13 +18,34 @@ from fedclade.report.page import RunView, run_page
 from fedclade.runs import events_of
 from tests.tiny import federation_of, linear
 
-KINDS = ("split", "rejected", "checked", "regrouped", "clustered", "left_out", "retried", "joined", "left")
-KINDS += ("disconnected", "reconnected", "refused", "released", "too_few", "postponed", "empty", "mine")
+KINDS = (
+    "split",
+    "rejected",
+    "checked",
+    "regrouped",
+    "clustered",
+    "left_out",
+    "retried",
+    "joined",
+    "left",
+)
+KINDS += (
+    "disconnected",
+    "reconnected",
+    "refused",
+    "released",
+    "too_few",
+    "postponed",
+    "empty",
+    "mine",
+)
 
 
 def event_of(kind: str, details: dict[str, object]) -> Event:
     fields = [(name, object) for name in details]
-    return make_dataclass("Told", fields, bases=(Event,), frozen=True, namespace={"kind": kind})(0, *details.values())
+    return make_dataclass("Told", fields, bases=(Event,), frozen=True, namespace={"kind": kind})(
+        0, *details.values()
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +66,12 @@ class Mine(Algorithm):
             halves = [members[:2], members[2:]]
             cached = [torch.zeros(2, 1) for _ in halves]
             tree = tree.split(
-                0, halves, params=tree.nodes[0].params, cached=cached, round_number=1, criteria={"mine": 1.0}
+                0,
+                halves,
+                params=tree.nodes[0].params,
+                cached=cached,
+                round_number=1,
+                criteria={"mine": 1.0},
             )
             log = replace(log, losses={}, criteria={})
         return State(tree), replace(log, losses={})
@@ -55,14 +81,43 @@ class Mine(Algorithm):
     "details",
     [
         {},
-        dict.fromkeys(("children", "clusters", "because", "clients", "nodes", "merges", "threshold", "p_value"), 1),
-        {key: [1] for key in ("children", "clusters", "because", "clients", "nodes", "merges", "gamma", "level")},
+        dict.fromkeys(
+            (
+                "children",
+                "clusters",
+                "because",
+                "clients",
+                "nodes",
+                "merges",
+                "threshold",
+                "p_value",
+            ),
+            1,
+        ),
+        {
+            key: [1]
+            for key in (
+                "children",
+                "clusters",
+                "because",
+                "clients",
+                "nodes",
+                "merges",
+                "gamma",
+                "level",
+            )
+        },
     ],
 )
 def test_the_report_of_a_method_of_ones_own_is_written_whatever_its_events_tell(details, tmp_path):
     folder = tmp_path / "run"
     run = simulate(
-        Mine(details=[details]), linear(), federation_of([0, 1, 0, 1]), rounds=2, engine="loop", folder=folder
+        Mine(details=[details]),
+        linear(),
+        federation_of([0, 1, 0, 1]),
+        rounds=2,
+        engine="loop",
+        folder=folder,
     )
     assert {event["kind"] for event in Run.load(folder).events} == set(KINDS)
     report([folder])
@@ -73,11 +128,15 @@ def test_the_report_of_a_method_of_ones_own_is_written_whatever_its_events_tell(
     assert ["2", "–", accuracy, accuracy] in tables["Mean accuracy by cluster"]
     assert accuracy in page
     assert all(title in page for title in tables)
-    silent = simulate(Mine(details=[]), linear(), federation_of([0, 1, 0, 1]), rounds=2, engine="loop")
+    silent = simulate(
+        Mine(details=[]), linear(), federation_of([0, 1, 0, 1]), rounds=2, engine="loop"
+    )
     assert silent.events == []
     moved = tables.pop("Clients that joined or left", [])
     assert {row[1] for row in moved} <= {"joined", "left"}
-    assert tables == tables_of(silent), "what events of a method of one's own tell changes no number of the report"
+    assert tables == tables_of(silent), (
+        "what events of a method of one's own tell changes no number of the report"
+    )
 
 
 def tables_of(run: Run) -> dict[str, list[list[str]]]:
@@ -94,7 +153,9 @@ def test_details_that_are_numbers_of_numpy_and_torch_are_written_as_json(tmp_pat
         "what": KINDS[:1],
         "path": Path("a"),
     }
-    run = simulate(Mine(details=[told]), linear(), federation_of([0, 1, 0, 1]), rounds=1, engine="loop")
+    run = simulate(
+        Mine(details=[told]), linear(), federation_of([0, 1, 0, 1]), rounds=1, engine="loop"
+    )
     assert events_of(Run.load(run.save(tmp_path / "run")).events, ClusterSplit) == []
     (event,) = (event for event in Run.load(tmp_path / "run").events if event["kind"] == "mine")
     assert {key: event[key] for key in told} == {

@@ -19,9 +19,19 @@ def test_a_run_is_drawn_with_its_splits_and_a_legend(make_run):
     assert figure.layout.title.text.startswith("Accuracy of the clusters<br>")
     assert [shape.x0 for shape in figure.layout.shapes if shape.line.dash == "dot"] == [2]
     assert [note.text for note in figure.layout.annotations] == ["split 0"]
-    drawn = {trace.name: trace for trace in figure.data if trace.showlegend is not False and trace.x == (None,)}
-    assert list(drawn) == ["cluster 1 (2 clients)", "cluster 2 (2 clients)", "root, until its split"]
-    lines = {trace.name: trace for trace in figure.data if trace.yaxis == "y" and trace.x != (None,)}
+    drawn = {
+        trace.name: trace
+        for trace in figure.data
+        if trace.showlegend is not False and trace.x == (None,)
+    }
+    assert list(drawn) == [
+        "cluster 1 (2 clients)",
+        "cluster 2 (2 clients)",
+        "root, until its split",
+    ]
+    lines = {
+        trace.name: trace for trace in figure.data if trace.yaxis == "y" and trace.x != (None,)
+    }
     assert lines["cluster 0"].x == (1, 2)
     assert lines["cluster 0"].y[0] == 0.51
     assert lines["cluster 1"].line.color == drawn["cluster 1 (2 clients)"].line.color
@@ -32,11 +42,17 @@ def test_a_run_is_drawn_with_its_splits_and_a_legend(make_run):
 def test_a_dark_template_makes_a_dark_figure(make_run, monkeypatch, template, palette):
     monkeypatch.setattr(plotly.io.templates, "default", template)
     figure = make_run().plot()
-    assert (figure.layout.paper_bgcolor, figure.layout.font.color) == (palette["panel"], palette["ink"])
+    assert (figure.layout.paper_bgcolor, figure.layout.font.color) == (
+        palette["panel"],
+        palette["ink"],
+    )
 
 
 def test_a_comparison_is_drawn_with_its_intervals_within_the_picture(summary_run):
-    runs = {"<b>mine": [summary_run(mean=0.7), summary_run(mean=0.72, seed=1)], "fedavg": [summary_run("fedavg", 0.5)]}
+    runs = {
+        "<b>mine": [summary_run(mean=0.7), summary_run(mean=0.72, seed=1)],
+        "fedavg": [summary_run("fedavg", 0.5)],
+    }
     figure = Comparison(runs).plot()
     interval, seeds, mean, base = figure.data
     half = 12.7062 * 0.01  # t(0.975, 1) · s / √2 with s = 0.02 / √2
@@ -59,5 +75,7 @@ def test_configurations_without_a_metric_in_common_are_not_drawn(make_run):
 
 def test_without_plotly_a_figure_says_how_to_get_it(make_run, monkeypatch):
     monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
-    with pytest.raises(MissingExtraError, match=r"needs the package 'plotly'.*fedclade\[notebook\]"):
+    with pytest.raises(
+        MissingExtraError, match=r"needs the package 'plotly'.*fedclade\[notebook\]"
+    ):
         make_run().plot()

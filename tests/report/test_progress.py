@@ -21,7 +21,9 @@ def notebook(monkeypatch) -> list[dict]:
     pytest.importorskip("IPython")
     shown = []
     place = SimpleNamespace(update=lambda content, raw: shown.append(content))
-    monkeypatch.setattr("IPython.display.display", lambda content, raw, display_id: shown.append(content) or place)
+    monkeypatch.setattr(
+        "IPython.display.display", lambda content, raw, display_id: shown.append(content) or place
+    )
     monkeypatch.setattr("IPython.get_ipython", lambda: SimpleNamespace(kernel=1))
     monkeypatch.setattr(sys, "ps1", "In: ", raising=False)
     return shown

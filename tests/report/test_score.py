@@ -34,7 +34,14 @@ def test_names_of_a_folder_cannot_lead_out_of_it():
 @pytest.mark.parametrize(
     ("value", "written"),
     [
-        *((0.03124, "0.0312"), (-12.345, "−12.3"), (12345.6, "12346"), (9.999, "10.0"), (0, "0.00"), (1, "1.00")),
+        *(
+            (0.03124, "0.0312"),
+            (-12.345, "−12.3"),
+            (12345.6, "12346"),
+            (9.999, "10.0"),
+            (0, "0.00"),
+            (1, "1.00"),
+        ),
         *((3e-7, "3e-07"), (-2.5e9, "−2.5e+09"), (math.inf, "inf"), (math.nan, "–"), (None, "–")),
     ],
 )
@@ -43,7 +50,11 @@ def test_what_is_no_share_has_three_significant_digits(value, written):
 
 
 def test_shares_are_in_per_cent():
-    assert (ACCURACY.text(0.1234), ACCURACY.digits(0.1234), ACCURACY.heading) == ("12.3 %", "12.3", "accuracy, %")
+    assert (ACCURACY.text(0.1234), ACCURACY.digits(0.1234), ACCURACY.heading) == (
+        "12.3 %",
+        "12.3",
+        "accuracy, %",
+    )
     assert (ACCURACY.text(math.nan), ACCURACY.digits(None), MAE.heading) == ("–", "–", "MAE")
 
 
@@ -63,12 +74,17 @@ def test_a_gain_is_good_in_the_direction_of_the_metric(score, mean, other, told)
 
 
 def test_runs_are_compared_by_the_first_metric_that_all_have():
-    text, labels = {"perplexity": {}, "accuracy": {}}, {"accuracy": {}}  # as earlier versions wrote them
+    text, labels = (
+        {"perplexity": {}, "accuracy": {}},
+        {"accuracy": {}},
+    )  # as earlier versions wrote them
     noted = {"metrics": [metric("accuracy", "classification", 2).noted], "accuracy": {}}
     errors = {"metrics": [metric(name, "regression", 1).noted for name in ("mae", "rmse")]}
     assert [score.name for score in compared_by([text, text])] == ["perplexity", "accuracy"]
     assert [score.name for score in compared_by([text, labels])] == ["accuracy", "perplexity"]
     assert in_common([labels, noted]) == ACCURACY
     assert in_common([errors]) == MAE
-    with pytest.raises(ConfigError, match="a metric in common to be compared, got accuracy against mae, rmse"):
+    with pytest.raises(
+        ConfigError, match="a metric in common to be compared, got accuracy against mae, rmse"
+    ):
         in_common([labels, errors])

@@ -16,13 +16,18 @@ def printed(run, folder: Path) -> tuple[bool, str]:
     return add_figures(run, folder, console), console.file.getvalue()
 
 
-def test_figures_on_a_full_disk_are_a_warning_and_leave_nothing_half_drawn(make_run, tmp_path, monkeypatch):
+def test_figures_on_a_full_disk_are_a_warning_and_leave_nothing_half_drawn(
+    make_run, tmp_path, monkeypatch
+):
     def full(self, path, **_):
         Path(path).write_bytes(b"half a pict")
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", full)
-    assert printed(make_run(), tmp_path) == (False, "no figures: [Errno 28] No space left on device\n")
+    assert printed(make_run(), tmp_path) == (
+        False,
+        "no figures: [Errno 28] No space left on device\n",
+    )
     assert list((tmp_path / "figures").iterdir()) == []
 
 
@@ -41,4 +46,8 @@ def test_a_figure_that_breaks_is_a_warning(make_run, tmp_path, monkeypatch):
 
 def test_figures_that_are_drawn_are_told_of(make_run, tmp_path):
     assert printed(make_run(), tmp_path) == (True, "")
-    assert {path.name for path in (tmp_path / "figures").iterdir()} == {"accuracy.png", "norms.png", "similarity.png"}
+    assert {path.name for path in (tmp_path / "figures").iterdir()} == {
+        "accuracy.png",
+        "norms.png",
+        "similarity.png",
+    }

@@ -13,7 +13,12 @@ from fedclade.report import Comparison, SuiteComparison
 @pytest.fixture
 def suite(summary_run) -> SuiteComparison:
     """Two scenarios; the first has no oracle."""
-    reached = {"accuracy": 0.6, "share_of_clients": 1.0, "rounds_to_target": 3, "bytes_to_target": 1500}
+    reached = {
+        "accuracy": 0.6,
+        "share_of_clients": 1.0,
+        "rounds_to_target": 3,
+        "bytes_to_target": 1500,
+    }
     iid = {"cfl": [summary_run("cfl", 0.8)], "local": [summary_run("local", 0.7)]}
     swap = {
         "fedavg": [summary_run("fedavg", 0.5)],
@@ -31,7 +36,10 @@ def test_every_scenario_has_a_table(suite):
     markdown = suite.markdown()
     assert "**iid: comparison of 2 configurations**\n\n| config |" in markdown
     (cfl,) = [line for line in markdown.splitlines() if line.startswith("| cfl | 2 |")]
-    assert cfl == "| cfl | 2 | 80.0 ± 127.1 | 80.0 | – | 1 | 0.50 | 3 (1 of 2) | 1.5 kB | 3.0 kB | 1 min 01 s |"
+    assert (
+        cfl
+        == "| cfl | 2 | 80.0 ± 127.1 | 80.0 | – | 1 | 0.50 | 3 (1 of 2) | 1.5 kB | 3.0 kB | 1 min 01 s |"
+    )
 
 
 def test_the_overview_has_algorithms_by_scenarios(suite, summary_run):
@@ -50,7 +58,11 @@ def test_the_overview_has_algorithms_by_scenarios(suite, summary_run):
     ]
     console = Console(width=100, record=True, file=io.StringIO())
     console.print(*suite.overview())
-    (cfl,) = [line.split() for line in console.export_text().splitlines() if line.lstrip().startswith("cfl")]
+    (cfl,) = [
+        line.split()
+        for line in console.export_text().splitlines()
+        if line.lstrip().startswith("cfl")
+    ]
     assert cfl == ["cfl", "80.0", "80.0", "80.0", "0.50"]
 
 
@@ -58,8 +70,13 @@ def test_the_overview_has_algorithms_by_scenarios(suite, summary_run):
 def test_an_overview_too_wide_for_the_terminal_is_several_tables(summary_run, width, tables):
     """Nothing is cut off, and who is in none of a table's scenarios is not in the table."""
     scores = {f"mnist P(X|Y) {k}": 0.101 + k / 100 for k in range(20)}
-    each = {name: Comparison({"fedavg": [summary_run("fedavg", score)]}, name) for name, score in scores.items()}
-    first = Comparison({"fedavg": [summary_run("fedavg", 0.1)], "cfl_rounds": [summary_run("cfl", 0.9)]}, "first")
+    each = {
+        name: Comparison({"fedavg": [summary_run("fedavg", score)]}, name)
+        for name, score in scores.items()
+    }
+    first = Comparison(
+        {"fedavg": [summary_run("fedavg", 0.1)], "cfl_rounds": [summary_run("cfl", 0.9)]}, "first"
+    )
     found = SuiteComparison({"first": first, **each}).overview(width)
     assert len(found) == tables
     console = Console(width=width or 1000, record=True, file=io.StringIO())
@@ -99,16 +116,23 @@ def test_an_algorithm_is_on_the_same_line_in_every_panel(suite):
     assert (iid.get_title(loc="left"), swap.get_title(loc="left")) == ("iid", "swap")
     labels = [label.get_text() for label in iid.get_yticklabels()]
     assert labels == ["fedavg", "oracle", "cfl", "local"]
-    dots = {labels[int(place)]: mean for mean, place in (c.lines[0].get_xydata()[0] for c in iid.containers)}
+    dots = {
+        labels[int(place)]: mean
+        for mean, place in (c.lines[0].get_xydata()[0] for c in iid.containers)
+    }
     assert dots == pytest.approx({"cfl": 0.8, "local": 0.7})
     assert [text.get_text() for text in swap.texts] == ["50.0", "90.0", "80.0"]
     (interval,) = swap.containers[2].lines[2][0].get_segments()
-    assert [end[0] for end in interval] == pytest.approx([0.0, 1.0])  # 0.8 ± 1.27: there is no accuracy beyond
+    assert [end[0] for end in interval] == pytest.approx(
+        [0.0, 1.0]
+    )  # 0.8 ± 1.27: there is no accuracy beyond
 
 
 def test_save_writes_all_four(suite, tmp_path):
     suite.save(tmp_path / "out")
-    assert {f.name for f in (tmp_path / "out").iterdir()} == {f"comparison.{s}" for s in ("md", "csv", "json", "png")}
+    assert {f.name for f in (tmp_path / "out").iterdir()} == {
+        f"comparison.{s}" for s in ("md", "csv", "json", "png")
+    }
 
 
 def ranked(summary_run, scenarios: int) -> SuiteComparison:
@@ -129,7 +153,9 @@ def test_several_scenarios_have_mean_ranks_of_all_but_the_oracle(summary_run, tm
     assert suite.ranks is not None
     assert suite.ranks.mean == {"cfl": 1.2, "rcfl": 1.8, "fedavg": 3.0}
     assert (suite.ranks.scenarios, suite.ranks.sets) == (5, 10)
-    assert suite.ranks.critical == pytest.approx(2.343 * (3 * 4 / (6 * 10)) ** 0.5, abs=1e-3)  # q of Demšar's table 5
+    assert suite.ranks.critical == pytest.approx(
+        2.343 * (3 * 4 / (6 * 10)) ** 0.5, abs=1e-3
+    )  # q of Demšar's table 5
     assert suite.ranks.alike() == [("cfl", "rcfl")]
     lines = suite.markdown().splitlines()
     at = lines.index("**Mean ranks over 5 scenarios, 10 runs each**")
@@ -145,7 +171,11 @@ def test_several_scenarios_have_mean_ranks_of_all_but_the_oracle(summary_run, tm
 
 def test_the_picture_of_ranks_joins_those_that_are_alike(summary_run):
     (axes,) = ranked(summary_run, 5).figures()["ranks"].axes
-    assert [text.get_text().split() for text in axes.texts[3:6]] == [["cfl", "1.2"], ["rcfl", "1.8"], ["3.0", "fedavg"]]
+    assert [text.get_text().split() for text in axes.texts[3:6]] == [
+        ["cfl", "1.2"],
+        ["rcfl", "1.8"],
+        ["3.0", "fedavg"],
+    ]
     (bar,) = [line for line in axes.lines if line.get_gid() == "alike"]
     assert bar.get_xdata() == pytest.approx([1.2, 1.8], abs=0.05)
 
@@ -168,7 +198,9 @@ def test_equal_scores_have_ranks_without_a_p_value(summary_run):
 def test_published_figures_are_next_to_own_means_if_all_scenarios_of_a_group_have_run(summary_run):
     runs = {"s 1": {"cfl": 0.8, "fedavg": 0.5}, "s 2": {"cfl": 0.9}, "t": {"fedavg": 0.7}}
     scenarios = {
-        name: Comparison({label: [summary_run(label, score)] for label, score in each.items()}, name)
+        name: Comparison(
+            {label: [summary_run(label, score)] for label, score in each.items()}, name
+        )
         for name, each in runs.items()
     }
     both = Printed("A paper", "both", ("s 1", "s 2"), {"fedavg": 55.5, "cfl": 84})

@@ -13,7 +13,15 @@ from fedclade.core.params import Layout
 from fedclade.core.tree import ParameterTree
 from fedclade.report.page.one_run import run_cards
 from fedclade.report.run_view import RunView
-from fedclade.report.tables import check_table, cluster_table, decision_tables, event_table, facts, run_table, tree_view
+from fedclade.report.tables import (
+    check_table,
+    cluster_table,
+    decision_tables,
+    event_table,
+    facts,
+    run_table,
+    tree_view,
+)
 from fedclade.tasks.metrics import spread
 
 
@@ -30,9 +38,19 @@ def cells(line: str) -> list[str]:
 
 def test_run_table_shows_every_number_of_the_summary(summary_run):
     run = summary_run(
-        accuracy={**summary_run().summary["accuracy"], "mean": 0.9234, "std": 0.012, "worst10_mean": 0.81},
+        accuracy={
+            **summary_run().summary["accuracy"],
+            "mean": 0.9234,
+            "std": 0.012,
+            "worst10_mean": 0.81,
+        },
         clusters={"found": 4, "true": 5, "ari": 0.876, "nmi": 0.9, "sizes": [5, 5, 5, 5]},
-        target={"accuracy": 0.95, "share_of_clients": 0.4, "rounds_to_target": 12, "bytes_to_target": 3_210_000},
+        target={
+            "accuracy": 0.95,
+            "share_of_clients": 0.4,
+            "rounds_to_target": 12,
+            "bytes_to_target": 3_210_000,
+        },
         bytes_up=43_400_000,
         seed=7,
     )
@@ -48,7 +66,12 @@ def test_run_table_shows_every_number_of_the_summary(summary_run):
 
 
 def test_run_table_has_the_round_that_validation_data_chose(summary_run):
-    of = {"metric": "accuracy", "round": 3, "validation": {"accuracy": 0.8}, "test": {"accuracy": 0.75}}
+    of = {
+        "metric": "accuracy",
+        "round": 3,
+        "validation": {"accuracy": 0.8},
+        "test": {"accuracy": 0.75},
+    }
     told = "\n".join(lines(run_table(summary_run(chosen=of))))
     assert "round 3, best on validation data: accuracy 80.0 % on them" in told
     assert "on test data accuracy 75.0 %" in told
@@ -57,8 +80,9 @@ def test_run_table_has_the_round_that_validation_data_chose(summary_run):
 def test_run_table_says_what_stays_with_clients(summary_run):
     module = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
     run = replace(summary_run(), layout=Layout.of(module, ["1.*"]))
-    assert "personal  1.weight, 1.bias: 6 of 14 numbers of each client's model stay on the client" in lines(
-        run_table(run)
+    assert (
+        "personal  1.weight, 1.bias: 6 of 14 numbers of each client's model stay on the client"
+        in lines(run_table(run))
     )
     assert not [line for line in lines(run_table(summary_run())) if line.startswith("personal")]
 
@@ -75,15 +99,26 @@ def test_run_table_counts_sums_that_were_rejected_clipped_and_unguarded(summary_
     shown = [cells(line) for line in lines(run_table(replace(summary_run(), events=events)))]
     assert ["sums rejected", "1; their clusters kept their models"] in shown
     assert ["updates clipped", "3 in 2 sums, by network.secure_norm"] in shown
-    assert ["sums unguarded", "from round 1 on, a single client can determine the mean of a cluster"] in shown
+    assert [
+        "sums unguarded",
+        "from round 1 on, a single client can determine the mean of a cluster",
+    ] in shown
     assert "sums" not in "\n".join(lines(run_table(summary_run())))
 
 
 def test_run_table_counts_answers_that_were_left_out(summary_run):
     event = {"round": 1, "kind": "left_out", "node": 0, "query": "train"}
-    events = [{**event, "clients": {"0": "dropped out", "3": "too late"}}, {**event, "clients": {"1": "loss nan"}}]
-    for some, text in ((events, "3 replies: 2 absent, 1 invalid"), (events[1:], "1 reply: 0 absent, 1 invalid")):
-        assert ["left out", text] in [cells(line) for line in lines(run_table(replace(summary_run(), events=some)))]
+    events = [
+        {**event, "clients": {"0": "dropped out", "3": "too late"}},
+        {**event, "clients": {"1": "loss nan"}},
+    ]
+    for some, text in (
+        (events, "3 replies: 2 absent, 1 invalid"),
+        (events[1:], "1 reply: 0 absent, 1 invalid"),
+    ):
+        assert ["left out", text] in [
+            cells(line) for line in lines(run_table(replace(summary_run(), events=some)))
+        ]
     assert "left out" not in "\n".join(lines(run_table(summary_run())))
 
 
@@ -91,7 +126,12 @@ def test_run_table_tells_who_came_and_went_and_who_was_kept_out(summary_run):
     events = [
         {"round": 2, "kind": "disconnected", "node": 0, "clients": [0, 3]},
         {"round": 3, "kind": "reconnected", "node": 0, "clients": [3]},
-        {"round": 3, "kind": "refused", "node": 0, "nodes": {"77": "it has no secret", "78": "it has [no] model"}},
+        {
+            "round": 3,
+            "kind": "refused",
+            "node": 0,
+            "nodes": {"77": "it has no secret", "78": "it has [no] model"},
+        },
     ]
     shown = [cells(line) for line in lines(run_table(replace(summary_run(), events=events)))]
     assert ["connections", "2 lost, 1 restored"] in shown
@@ -104,16 +144,29 @@ def test_run_table_tells_who_came_and_went_and_who_was_kept_out(summary_run):
 @pytest.mark.parametrize(
     ("epsilon", "text"),
     [
-        (54725.3, "ε = 54,725 at δ = 1e-05, client level, towards everybody; 60 updates of the client that sent most"),
-        (12.3456, "ε = 12.3 at δ = 1e-05, client level, towards everybody; 60 updates of the client that sent most"),
+        (
+            54725.3,
+            "ε = 54,725 at δ = 1e-05, client level, towards everybody; 60 updates of the client that sent most",
+        ),
+        (
+            12.3456,
+            "ε = 12.3 at δ = 1e-05, client level, towards everybody; 60 updates of the client that sent most",
+        ),
         (None, "clipped, without noise; 60 updates of the client that sent most"),
     ],
 )
 def test_run_table_tells_what_private_clients_spent(summary_run, epsilon, text):
     run = summary_run()
-    spent = {"epsilon": epsilon, "delta": 1e-5, "clip_norm": 1.0, "noise_multiplier": 2.0, "releases": 60}
+    spent = {
+        "epsilon": epsilon,
+        "delta": 1e-5,
+        "clip_norm": 1.0,
+        "noise_multiplier": 2.0,
+        "releases": 60,
+    }
     assert ["privacy", text] in [
-        cells(line) for line in lines(run_table(replace(run, summary=run.summary | {"privacy": spent})))
+        cells(line)
+        for line in lines(run_table(replace(run, summary=run.summary | {"privacy": spent})))
     ]
     assert "privacy" not in "\n".join(lines(run_table(run)))
     spent |= {"level": "example", "steps": 1200}
@@ -129,27 +182,44 @@ def test_run_table_leaves_out_what_is_not_known(summary_run):
 
 
 def test_run_table_says_that_a_target_was_missed(summary_run):
-    target = {"accuracy": 0.95, "share_of_clients": 0.25, "rounds_to_target": None, "bytes_to_target": None}
+    target = {
+        "accuracy": 0.95,
+        "share_of_clients": 0.25,
+        "rounds_to_target": None,
+        "bytes_to_target": None,
+    }
     text = "\n".join(lines(run_table(summary_run(target=target))))
     assert "not reached by the mean; 25 % of the clients at the end" in text
 
 
 def test_run_table_of_a_language_model_has_perplexity(summary_run):
     perplexity = spread([30.0, 42.0], lower_is_better=True)
-    _, counts, worst, second, *_ = [cells(line) for line in lines(run_table(summary_run(perplexity=perplexity)))[1:]]
+    _, counts, worst, second, *_ = [
+        cells(line) for line in lines(run_table(summary_run(perplexity=perplexity)))[1:]
+    ]
     assert counts == ["perplexity", "mean 36.0, std 6.00 over the clients"]
     assert worst[0].endswith("worst tenth 42.0")
     assert second == ["accuracy", "mean 70.0 %, std 0.0 % over the clients"]
 
 
 def test_markup_in_names_is_not_read_as_markup(summary_run):
-    assert "cfl on [red]mine[/red], seed 0" in "\n".join(lines(run_table(summary_run(data="[red]mine[/red]"))))
+    assert "cfl on [red]mine[/red], seed 0" in "\n".join(
+        lines(run_table(summary_run(data="[red]mine[/red]")))
+    )
 
 
 def test_cluster_table_lists_current_clusters_in_the_order_of_the_tree(make_run):
     # 0 splits into 1 and 2 after round 1, 1 into 3 and 4 after round 2: depth first the leaves are 3, 4, 2.
     table = lines(cluster_table(make_run([(1, 0), (2, 1)], truth=[0, 1, 2, 2])))
-    assert cells(table[1]) == ["cluster", "size", "accuracy", "mean norm", "max norm", "true clusters", "clients"]
+    assert cells(table[1]) == [
+        "cluster",
+        "size",
+        "accuracy",
+        "mean norm",
+        "max norm",
+        "true clusters",
+        "clients",
+    ]
     assert [cells(line) for line in table[3:]] == [
         ["3", "1", "84.0 %", "0.25", "0.50", "0 (1)", "0"],  # 0.5 + 0.04 + 0.3
         ["4", "1", "94.0 %", "0.25", "0.50", "1 (1)", "1"],
@@ -179,7 +249,9 @@ def test_cluster_table_counts_the_clusters_that_it_does_not_list(make_run):
 
 def test_names_stand_where_they_say_more_than_the_id(make_run):
     run = make_run()
-    named = replace(run, client_rows=[row | {"name": f"[b]{row['client']}"} for row in run.client_rows])
+    named = replace(
+        run, client_rows=[row | {"name": f"[b]{row['client']}"} for row in run.client_rows]
+    )
     assert lines(cluster_table(named))[-1].endswith("[b]0, [b]1, [b]2, [b]3")
     assert lines(tree_view(named.tree, named))[1] == "[b]0, [b]1, [b]2, [b]3"
 
@@ -218,7 +290,12 @@ def test_event_table_lists_splits_with_their_criteria(make_run):
 
 
 def test_event_table_counts_rejected_splits_and_gives_the_last_reason(make_run):
-    reject = {"kind": "rejected", "node": 0, "clusters": [[0], [1]], "because": "gamma_bound <= 0.8"}
+    reject = {
+        "kind": "rejected",
+        "node": 0,
+        "clusters": [[0], [1]],
+        "because": "gamma_bound <= 0.8",
+    }
     run = replace(make_run(), events=[{"round": 2, **reject}, {"round": 3, **reject}])
     assert lines(event_table(run))[-2:] == [
         "No cluster was split.",
@@ -230,7 +307,9 @@ def test_only_splits_and_rejected_ones_are_worth_an_event_table(make_run):
     assert decision_tables(make_run([(1, 0)]))
     reject = {"round": 2, "kind": "rejected", "node": 0, "clusters": [[0], [1]], "because": "why"}
     assert decision_tables(replace(make_run(), events=[reject]))
-    assert not decision_tables(replace(make_run(), events=[{"round": 1, "kind": "joined", "node": 1, "clients": [0]}]))
+    assert not decision_tables(
+        replace(make_run(), events=[{"round": 1, "kind": "joined", "node": 1, "clients": [0]}])
+    )
 
 
 def test_tree_view_shows_lives_members_scores_and_criteria(make_run):
@@ -252,7 +331,10 @@ def test_tree_view_shows_lives_members_scores_and_criteria(make_run):
 
 
 def test_tree_view_in_the_middle_of_a_run_shows_what_the_tree_knows(make_run):
-    assert lines(tree_view(make_run([(2, 0)]).tree))[3:5] == ["├── 1  2 clients · since round 3", "│   0, 1"]
+    assert lines(tree_view(make_run([(2, 0)]).tree))[3:5] == [
+        "├── 1  2 clients · since round 3",
+        "│   0, 1",
+    ]
 
 
 def test_tree_view_says_that_the_model_of_a_split_root_goes_on(make_run):
@@ -275,7 +357,9 @@ def test_tree_view_of_a_star_whose_root_goes_on_says_so(make_run):
 
 def test_tree_view_of_a_split_in_the_last_round_says_that_its_parts_have_not_trained(make_run):
     run = make_run([(4, 0)])
-    assert lines(tree_view(run.tree, run))[3] == "├── 1  2 clients · not trained yet · accuracy 64.0 %"
+    assert (
+        lines(tree_view(run.tree, run))[3] == "├── 1  2 clients · not trained yet · accuracy 64.0 %"
+    )
 
 
 def test_tree_view_shortens_long_lists_and_wide_and_deep_trees(make_run):
@@ -289,7 +373,12 @@ def test_tree_view_shortens_long_lists_and_wide_and_deep_trees(make_run):
         node = deep.nodes[0 if number == 1 else -2]
         parts = [node.members[1:], node.members[:1]]
         deep = deep.split(
-            node.id, parts, params=node.params, cached=[node.params] * 2, round_number=number, criteria={}
+            node.id,
+            parts,
+            params=node.params,
+            cached=[node.params] * 2,
+            round_number=number,
+            criteria={},
         )
     text = lines(tree_view(deep))
     # 12 levels with one leaf each are shown, and the 13th holds the remaining 1500 - 12.
@@ -311,10 +400,24 @@ def test_tables_do_not_import_matplotlib():
 
 
 def test_check_table_shows_what_was_found_and_what_was_made_of_it(summary_run):
-    told = {"node": 0, "p_value": 0.00025, "level": 0.005, "gain": 0.335, "gain_before": 0.0, "gamma": 0.81}
+    told = {
+        "node": 0,
+        "p_value": 0.00025,
+        "level": 0.005,
+        "gain": 0.335,
+        "gain_before": 0.0,
+        "gamma": 0.81,
+    }
     events = [
         {"round": 3, "kind": "regrouped", **told, "clusters": [[0, 1, 2], [3]]},
-        {"round": 11, "kind": "checked", **told, "p_value": 1.0, "gamma": None, "clusters": [[0, 1, 2, 3]]},
+        {
+            "round": 11,
+            "kind": "checked",
+            **told,
+            "p_value": 1.0,
+            "gamma": None,
+            "clusters": [[0, 1, 2, 3]],
+        },
     ]
     run = replace(summary_run(), events=events)
     (table,) = decision_tables(run)

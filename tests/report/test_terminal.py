@@ -44,7 +44,9 @@ def test_control_characters_of_client_names_do_not_reach_the_terminal(make_run, 
     console.print(table)
     told = console.file.getvalue()
     assert told.count(SHOWN) >= 5
-    assert not {character for character in told if character != "\n" and not character.isprintable()}
+    assert not {
+        character for character in told if character != "\n" and not character.isprintable()
+    }
 
 
 def test_a_terminals_own_colours_are_kept():
@@ -99,9 +101,19 @@ def test_brackets_in_the_name_of_a_run_are_shown_beside_its_bar():
 
 def test_links_in_what_others_write_are_no_links_in_a_report(make_run):
     link = '<a href="javascript:alert(1)">look</a>'
-    step = {"round": 1, "kind": "clustered", "node": 0, "clients": [0, 1, 2, 3], "threshold": None, "sizes": [2, 2]}
+    step = {
+        "round": 1,
+        "kind": "clustered",
+        "node": 0,
+        "clients": [0, 1, 2, 3],
+        "threshold": None,
+        "sizes": [2, 2],
+    }
     step |= {"merges": [[0, 1, 1.0], [2, 3, 1.0], [4, 5, 2.0]], "metric": link, "linkage": link}
-    run = replace(named(make_run([(2, 0)], truth=[0, 0, 1, 1], data=f"{link}, 4 clients"), link), events=[step])
+    run = replace(
+        named(make_run([(2, 0)], truth=[0, 0, 1, 1], data=f"{link}, 4 clients"), link),
+        events=[step],
+    )
     page = run_page(RunView(run, make_run(), link))
     texts = list(strings(page.figures))
     assert any("javascript:alert(1)" in text for text in texts), "or nothing was tested"

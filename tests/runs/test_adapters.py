@@ -8,7 +8,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedclade import CFL, FLHC, LocalTraining, LoRA, Run, Signature, export_adapter, load_adapter, simulate
+from fedclade import (
+    CFL,
+    FLHC,
+    LocalTraining,
+    LoRA,
+    Run,
+    Signature,
+    export_adapter,
+    load_adapter,
+    simulate,
+)
 from fedclade.core import Layout
 from fedclade.data import ClientData, Federation, Pool
 
@@ -43,7 +53,9 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.norms[0](x)
-        q, k, v = (each(y).unflatten(-1, (4, -1)).transpose(1, 2) for each in (self.q, self.k, self.v))
+        q, k, v = (
+            each(y).unflatten(-1, (4, -1)).transpose(1, 2) for each in (self.q, self.k, self.v)
+        )
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).flatten(2))
         return x + self.fc2(torch.relu(self.fc1(self.norms[1](x))))
@@ -59,7 +71,9 @@ class Transformer(nn.Module):
         self.head = nn.Linear(WIDTH, len(LETTERS))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.letters(tokens) + self.places(torch.arange(LENGTH, device=tokens.device).expand_as(tokens))
+        x = self.letters(tokens) + self.places(
+            torch.arange(LENGTH, device=tokens.device).expand_as(tokens)
+        )
         for block in self.blocks:
             x = block(x)
         return self.head(x)
@@ -93,11 +107,23 @@ def federation() -> Federation:
     draw = np.random.default_rng(1)
     ciphers = [torch.from_numpy(draw.permutation(len(LETTERS))) for _ in range(2)]
     texts = torch.cat([ciphers[cluster][sequences(EXAMPLES, draw)] for cluster in TRUTH])
-    parts = [np.split(np.arange(i * EXAMPLES, (i + 1) * EXAMPLES), [30, 30]) for i in range(len(TRUTH))]
+    parts = [
+        np.split(np.arange(i * EXAMPLES, (i + 1) * EXAMPLES), [30, 30]) for i in range(len(TRUTH))
+    ]
     clients = tuple(ClientData(i, f"c{i}", i, *part) for i, part in enumerate(parts))
     n = np.arange(len(texts))
     words = tuple(LETTERS)
-    pool = Pool("ciphers", texts[:, :-1], texts[:, 1:], 0 * n, n, n[:0], len(LETTERS), "language", vocabulary=words)
+    pool = Pool(
+        "ciphers",
+        texts[:, :-1],
+        texts[:, 1:],
+        0 * n,
+        n,
+        n[:0],
+        len(LETTERS),
+        "language",
+        vocabulary=words,
+    )
     return Federation(pool, clients, dict(enumerate(TRUTH)), "ciphers")
 
 
@@ -113,7 +139,15 @@ def test_the_ciphers_are_found_by_b_alone(run, pretrained, federation):
     assert run.tree.nodes[1].cached.shape[1] == sum(of_b)
     signature = Signature(of="lora_B")
     by_distance = FLHC(rounds_before=0, metric="cosine", linkage="average")
-    found = simulate(by_distance, pretrained, federation, rounds=1, engine="stacked", signature=signature, **SETTINGS)
+    found = simulate(
+        by_distance,
+        pretrained,
+        federation,
+        rounds=1,
+        engine="stacked",
+        signature=signature,
+        **SETTINGS,
+    )
     assert found.metric_rows[-1]["ari"] == 1.0
 
 
@@ -126,11 +160,21 @@ def test_stacked_clients_train_as_single_ones(run, pretrained, federation):
 
 
 def test_adapters_alone_travel(run, pretrained, federation):
-    pairs = 2 * (2 * 4 * (WIDTH + WIDTH) + 2 * 4 * (WIDTH + 2 * WIDTH))  # of two blocks: q and v, fc1 and fc2
+    pairs = 2 * (
+        2 * 4 * (WIDTH + WIDTH) + 2 * 4 * (WIDTH + 2 * WIDTH)
+    )  # of two blocks: q and v, fc1 and fc2
     assert run.layout.size == pairs
-    whole = simulate("fedavg", pretrained, federation, rounds=1, engine="loop", local=SETTINGS["local"], seed=1)
-    assert whole.metric_rows[0]["bytes_up"] / run.metric_rows[0]["bytes_up"] == whole.layout.size / pairs
-    assert whole.metric_rows[0]["bytes_down"] / run.metric_rows[0]["bytes_down"] == whole.layout.size / pairs
+    whole = simulate(
+        "fedavg", pretrained, federation, rounds=1, engine="loop", local=SETTINGS["local"], seed=1
+    )
+    assert (
+        whole.metric_rows[0]["bytes_up"] / run.metric_rows[0]["bytes_up"]
+        == whole.layout.size / pairs
+    )
+    assert (
+        whole.metric_rows[0]["bytes_down"] / run.metric_rows[0]["bytes_down"]
+        == whole.layout.size / pairs
+    )
 
 
 def test_a_clients_adapter_goes_around_the_base_again(run, pretrained, tmp_path):
@@ -140,14 +184,19 @@ def test_a_clients_adapter_goes_around_the_base_again(run, pretrained, tmp_path)
     assert module.blocks[0].q.scaling == 8 / 4
 
 
-def test_two_exports_of_an_adapter_are_the_same_bytes_and_leftovers_of_a_killed_one_go(run, tmp_path):
+def test_two_exports_of_an_adapter_are_the_same_bytes_and_leftovers_of_a_killed_one_go(
+    run, tmp_path
+):
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / ".adapter.writing").mkdir()
     (tmp_path / "b" / ".adapter.writing" / "adapter_config.json").write_text("{")
     for name in ("a", "b", "c"):
         export_adapter(run, tmp_path / name / "adapter", client=3)
     for name in ("adapter_model.safetensors", "adapter_config.json"):
-        assert len({(tmp_path / each / "adapter" / name).read_bytes() for each in ("a", "b", "c")}) == 1
+        assert (
+            len({(tmp_path / each / "adapter" / name).read_bytes() for each in ("a", "b", "c")})
+            == 1
+        )
     assert [path.name for path in (tmp_path / "b").iterdir()] == ["adapter"]
 
 

@@ -41,7 +41,12 @@ SPLITS = CFL(eps2=1e-3, split_rounds=(2, 3))
 
 def run(adversary, algorithm=SPLITS, federation=FEDERATION, **settings):
     model = "mclr" if federation is IMAGES else lambda seed: perceptron(seed)
-    settings = {"rounds": 3, "engine": "loop", "local": LocalTraining(batch_size=10, lr=0.2), "seed": 1} | settings
+    settings = {
+        "rounds": 3,
+        "engine": "loop",
+        "local": LocalTraining(batch_size=10, lr=0.2),
+        "seed": 1,
+    } | settings
     return simulate(algorithm, model, federation, adversary=adversary, **settings)
 
 
@@ -67,14 +72,22 @@ def data_of(kind: str):
 def test_a_share_of_all_clients_is_drawn(share, count):
     liars = Adversaries.drawn(adversary("ipm", share=share), FEDERATION, TASK, 0).lying.liars
     assert len(liars) == count
-    assert liars == Adversaries.drawn(adversary("sign_flip", share=share), FEDERATION, TASK, 0).lying.liars
-    drawn = {Adversaries.drawn(adversary("ipm", share=share), FEDERATION, TASK, seed).lying.liars for seed in range(9)}
+    assert (
+        liars
+        == Adversaries.drawn(adversary("sign_flip", share=share), FEDERATION, TASK, 0).lying.liars
+    )
+    drawn = {
+        Adversaries.drawn(adversary("ipm", share=share), FEDERATION, TASK, seed).lying.liars
+        for seed in range(9)
+    }
     assert len(drawn) > 1
 
 
 def test_a_share_of_one_true_cluster_is_drawn():
     for share, count in ((0.5, 2), (1.0, 4)):
-        liars = Adversaries.drawn(adversary("ipm", share=share, cluster=1), FEDERATION, TASK, 0).lying.liars
+        liars = Adversaries.drawn(
+            adversary("ipm", share=share, cluster=1), FEDERATION, TASK, 0
+        ).lying.liars
         assert len(liars) == count
         assert liars <= {4, 5, 6, 7}
 
@@ -93,15 +106,26 @@ def test_until_their_round_a_run_is_that_of_honest_clients(kind):
     """But for sybils, which are not there, and so for limits, which hold where clients may lie."""
     of, free = data_of(kind), Aggregation(largest_weight=1e9, largest_norm=1e9, clip_above=1e9)
     honest = run(None, "fedavg", of, rounds=2, aggregate=free)
-    assert same(run(adversary(kind, from_round=3), "fedavg", of, rounds=2, aggregate=free), honest) == (kind != "sybil")
-    assert not same(run(adversary(kind, from_round=2), "fedavg", of, rounds=2, aggregate=free), honest)
+    assert same(
+        run(adversary(kind, from_round=3), "fedavg", of, rounds=2, aggregate=free), honest
+    ) == (kind != "sybil")
+    assert not same(
+        run(adversary(kind, from_round=2), "fedavg", of, rounds=2, aggregate=free), honest
+    )
 
 
-@pytest.mark.parametrize("kind", ["sign_flip", "gaussian", "minmax", "copy", "label_flip", "false_size", "sybil"])
+@pytest.mark.parametrize(
+    "kind", ["sign_flip", "gaussian", "minmax", "copy", "label_flip", "false_size", "sybil"]
+)
 def test_renaming_clients_changes_names_alone(kind):
     new = {client: (client + 3) % 8 for client in FEDERATION.ids}
-    one, other = (run(adversary(kind), federation=of, rounds=2) for of in (FEDERATION, renamed(FEDERATION, new)))
-    assert other.summary["adversary"]["ids"] == sorted(new[client] for client in one.summary["adversary"]["ids"])
+    one, other = (
+        run(adversary(kind), federation=of, rounds=2)
+        for of in (FEDERATION, renamed(FEDERATION, new))
+    )
+    assert other.summary["adversary"]["ids"] == sorted(
+        new[client] for client in one.summary["adversary"]["ids"]
+    )
     clusters = [{frozenset(of.get(c, c) for c in leaf.members) for leaf in found.tree.leaves}
                 for found, of in ((one, new), (other, {}))]  # fmt: skip
     assert clusters[0] == clusters[1]
@@ -123,7 +147,10 @@ def test_a_run_that_stops_ends_in_the_same_bytes(kind, tmp_path):
 @pytest.mark.parametrize("kind", ["sign_flip", "minmax", "label_flip", "backdoor", "false_size"])
 @pytest.mark.parametrize("engine", ["stacked", "workers", "vmap"])
 def test_every_engine_comes_to_the_same(kind, engine):
-    one, other = (run(adversary(kind), federation=data_of(kind), engine=each, rounds=2) for each in ("loop", engine))
+    one, other = (
+        run(adversary(kind), federation=data_of(kind), engine=each, rounds=2)
+        for each in ("loop", engine)
+    )
     assert [node.members for node in one.tree.nodes] == [node.members for node in other.tree.nodes]
     for mine, theirs in zip(models(one), models(other), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
@@ -138,7 +165,9 @@ def test_a_stream_comes_to_the_same(kind):
 
 
 def test_who_must_see_all_updates_is_never_in_a_stream():
-    with pytest.raises(ConfigError, match="stream should be false or 'auto' with adversaries of kind 'minmax'"):
+    with pytest.raises(
+        ConfigError, match="stream should be false or 'auto' with adversaries of kind 'minmax'"
+    ):
         run(adversary("minmax"), stream=True, signature=Signature(kind="projected", dim=16))
     found = run(adversary("minmax"), "fedavg", memory=10**5)
     assert found.config["stream"] is False
@@ -148,14 +177,20 @@ def test_who_must_see_all_updates_is_never_in_a_stream():
 @pytest.mark.parametrize("kind", ["gaussian", "alie", "label_flip", "sybil"])
 def test_lies_go_with_all_that_lies_between_clients_and_server(kind):
     """A permutation changes nothing but the order of entries, also of lies."""
-    between = {"privacy": DifferentialPrivacy(clip_norm=1.0, noise_multiplier=0.01), "faults": Faults(dropout=0.1)}
-    one, other = (run(adversary(kind), permute=permute, rounds=2, **between) for permute in (False, True))
+    between = {
+        "privacy": DifferentialPrivacy(clip_norm=1.0, noise_multiplier=0.01),
+        "faults": Faults(dropout=0.1),
+    }
+    one, other = (
+        run(adversary(kind), permute=permute, rounds=2, **between) for permute in (False, True)
+    )
     assert [node.members for node in one.tree.nodes] == [node.members for node in other.tree.nodes]
     torch.testing.assert_close(models(one)[-1], models(other)[-1], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
-    "algorithm", ["rcfl", "ifca", "fedem", "fedrc", "pacfl", "feddrift", "fedper", "ditto", "fedsoft"]
+    "algorithm",
+    ["rcfl", "ifca", "fedem", "fedrc", "pacfl", "feddrift", "fedper", "ditto", "fedsoft"],
 )
 @pytest.mark.parametrize("kind", ["label_flip", "gaussian"])
 def test_methods_of_every_kind_run_with_liars(algorithm, kind):
@@ -169,19 +204,30 @@ def test_adversaries_that_poison_their_data_choose_by_it():
     federation = federation_of([0] * 6)
 
     def chosen(liars):
-        found = run(liars, IFCA(clusters=2), federation, rounds=4, seed=5, local=LocalTraining(epochs=4, lr=0.3))
+        found = run(
+            liars,
+            IFCA(clusters=2),
+            federation,
+            rounds=4,
+            seed=5,
+            local=LocalTraining(epochs=4, lr=0.3),
+        )
         return found, {client: found.tree.leaf_of[client] for client in federation.ids}
 
     (found, lying), (_, honest) = chosen(adversary("label_flip", share=0.4)), chosen(None)
     liars = set(found.summary["adversary"]["ids"])
     others = set(federation.ids) - liars
     assert {lying[client] for client in liars}.isdisjoint({lying[client] for client in others})
-    assert not {honest[client] for client in liars}.isdisjoint({honest[client] for client in others})
+    assert not {honest[client] for client in liars}.isdisjoint(
+        {honest[client] for client in others}
+    )
 
 
 def test_a_sleeper_wakes_when_the_first_cluster_has_gone_apart():
     awake = run(adversary("sign_flip", sleeper=True), rounds=2)
-    assert same(awake, run(adversary("sign_flip", from_round=9), rounds=2)), "the split is at the end of round 2"
+    assert same(awake, run(adversary("sign_flip", from_round=9), rounds=2)), (
+        "the split is at the end of round 2"
+    )
     assert len(awake.tree.leaves) > 1
     later = run(adversary("sign_flip", sleeper=True), rounds=3)
     assert not same(later, run(adversary("sign_flip", from_round=9), rounds=3))
@@ -214,7 +260,11 @@ def test_the_summary_scores_honest_clients_apart(tmp_path):
     assert told["scores"]["accuracy"]["adversaries"] == pytest.approx(
         sum(row["accuracy"] for row in last if row["client"] in liars) / 2
     )
-    both = [leaf for leaf in found.tree.leaves if liars & set(leaf.members) and set(leaf.members) - liars]
+    both = [
+        leaf
+        for leaf in found.tree.leaves
+        if liars & set(leaf.members) and set(leaf.members) - liars
+    ]
     alone = [leaf for leaf in found.tree.leaves if leaf.members and liars >= set(leaf.members)]
     assert told["clusters"] == {
         "of_adversaries": len(alone),
@@ -222,7 +272,9 @@ def test_the_summary_scores_honest_clients_apart(tmp_path):
         "adversaries_with_honest": sum(len(liars & set(leaf.members)) for leaf in both),
     }
     assert told["attack_success"] is None
-    assert found.metric_rows[-1]["accuracy_honest"] == pytest.approx(told["scores"]["accuracy"]["honest"])
+    assert found.metric_rows[-1]["accuracy_honest"] == pytest.approx(
+        told["scores"]["accuracy"]["honest"]
+    )
     assert found.metric_rows[-1]["ari_honest"] == told["ari_honest"]
     assert Run.load(tmp_path).summary["adversary"] == json.loads(json.dumps(told))
 
@@ -241,7 +293,9 @@ def test_a_backdoor_succeeds_where_the_mean_is_replaced_and_not_where_it_is_not_
     asleep = run(adversary("backdoor", target=3, from_round=9), aggregate=free, **settings)
     assert success > 0.8
     assert asleep.summary["adversary"]["attack_success"] < 0.5
-    assert run(liar, **settings).summary["adversary"]["attack_success"] > 0.5, "a bound of 5 times is no defence"
+    assert run(liar, **settings).summary["adversary"]["attack_success"] > 0.5, (
+        "a bound of 5 times is no defence"
+    )
 
 
 def test_a_backdoor_is_boosted_by_the_clients_over_the_adversaries():
@@ -249,7 +303,8 @@ def test_a_backdoor_is_boosted_by_the_clients_over_the_adversaries():
     free = Aggregation(largest_weight=1e9, largest_norm=1e9, clip_above=1e9)
     settings = {"algorithm": "fedavg", "federation": IMAGES, "rounds": 1, "aggregate": free}
     plain, boosted = (
-        models(run(adversary("backdoor", share=0.1, factor=factor), **settings))[0] for factor in (0.0, None)
+        models(run(adversary("backdoor", share=0.1, factor=factor), **settings))[0]
+        for factor in (0.0, None)
     )
     once = models(run(adversary("backdoor", share=0.1, factor=1.0), **settings))[0]
     torch.testing.assert_close(boosted - plain, 6 * (once - plain), rtol=1e-3, atol=1e-5)
@@ -280,13 +335,17 @@ def test_adversaries_that_cannot_be_are_named(adversary, federation, told):
 def test_adversaries_of_a_cluster_need_true_clusters():
     unknown = replace(FEDERATION, true_clusters=None)
     with pytest.raises(
-        ConfigError, match=r"adversary\.cluster should be left out where true clusters are not known, got 1"
+        ConfigError,
+        match=r"adversary\.cluster should be left out where true clusters are not known, got 1",
     ):
         Adversaries.drawn(adversary("ipm", cluster=1), unknown, TASK, 0)
 
 
 def test_a_backdoor_is_measured_by_accuracy():
-    with pytest.raises(ConfigError, match=r"task.metrics should be with 'accuracy', by which a backdoor succeeds, got"):
+    with pytest.raises(
+        ConfigError,
+        match=r"task.metrics should be with 'accuracy', by which a backdoor succeeds, got",
+    ):
         run(adversary("backdoor"), "fedavg", IMAGES, task=Task(metrics=("f1",)))
 
 
@@ -304,13 +363,20 @@ def test_balanced_weights_count_poisoned_labels_from_the_first_round_on(from_rou
     found = run(adversary("label_flip", from_round=from_round), "fedavg", **balanced)
     if not is_poisoned:
         honest = run(None, "fedavg", aggregate=FREE, **balanced)
-        assert same(run(adversary("label_flip", from_round=2), "fedavg", aggregate=FREE, **balanced), honest)
+        assert same(
+            run(adversary("label_flip", from_round=2), "fedavg", aggregate=FREE, **balanced), honest
+        )
     assert found.summary["adversary"]["kind"] == "label_flip"
 
 
 @pytest.mark.parametrize("lie", ["losses", "subspaces", "descriptors", "shifts"])
 def test_false_statements_end_in_the_same_bytes_after_a_stop(lie, tmp_path):
-    algorithm = {"losses": "ifca", "subspaces": "pacfl", "descriptors": "flux", "shifts": FlexCFL(groups=2)}[lie]
+    algorithm = {
+        "losses": "ifca",
+        "subspaces": "pacfl",
+        "descriptors": "flux",
+        "shifts": FlexCFL(groups=2),
+    }[lie]
     liar = Adversary(lies=lie, share=0.25, from_round=1 if lie == "subspaces" else 2)
     run(liar, algorithm, folder=tmp_path / "whole")
     for _ in range(2):
@@ -325,8 +391,13 @@ def test_a_config_names_false_statements():
     config = check_config({"adversary": {"lies": ["losses", "shifts"], "share": 0.2}})
     assert config.adversary == Adversary(lies=("losses", "shifts"), share=0.2)
     assert check_config(config.as_dict()) == config
-    assert "lies" not in check_config({"adversary": {"kind": "ipm", "share": 0.2}}).as_dict()["adversary"]
-    with pytest.raises(ConfigError, match=r"unknown adversary\.lies: 'loses'; did you mean 'losses'"):
+    assert (
+        "lies"
+        not in check_config({"adversary": {"kind": "ipm", "share": 0.2}}).as_dict()["adversary"]
+    )
+    with pytest.raises(
+        ConfigError, match=r"unknown adversary\.lies: 'loses'; did you mean 'losses'"
+    ):
         check_config({"adversary": {"lies": ["loses"], "share": 0.2}})
 
 
@@ -335,7 +406,17 @@ def test_a_config_names_adversaries_and_leaves_them_out_without():
     assert config.adversary == Adversary(kind="alie", share=0.2, z=1.5)
     assert config.as_dict()["adversary"]["z"] == 1.5
     assert "adversary" not in check_config({}).as_dict()
-    with pytest.raises(ConfigError, match=r"unknown key of \[adversary\]: 'shares'; did you mean 'share'"):
+    with pytest.raises(
+        ConfigError, match=r"unknown key of \[adversary\]: 'shares'; did you mean 'share'"
+    ):
         check_config({"adversary": {"shares": 0.2}})
-    with pytest.raises(ConfigError, match="stream should be false or 'auto' with adversaries of kind 'ipm'"):
-        check_config({"stream": True, "adversary": {"kind": "ipm", "share": 0.2}, "signature": {"kind": "projected"}})
+    with pytest.raises(
+        ConfigError, match="stream should be false or 'auto' with adversaries of kind 'ipm'"
+    ):
+        check_config(
+            {
+                "stream": True,
+                "adversary": {"kind": "ipm", "share": 0.2},
+                "signature": {"kind": "projected"},
+            }
+        )

@@ -40,7 +40,11 @@ class Heard(Callback):
     """Keeps all that it hears."""
 
     def __init__(self) -> None:
-        self.splits, self.rounds, self.ends = list[SplitRecord](), list[RoundRecord](), list[EndRecord]()
+        self.splits, self.rounds, self.ends = (
+            list[SplitRecord](),
+            list[RoundRecord](),
+            list[EndRecord](),
+        )
         self.order: list[str] = []
 
     def on_split(self, record: SplitRecord, /) -> None:
@@ -83,7 +87,11 @@ def test_splits_rounds_and_the_end_are_heard_in_order():
     assert heard.order == ["round 1", "split 2", "round 2", "round 3", "finished"]
     assert [record.metrics for record in heard.rounds] == run.metric_rows
     assert [len(record.tree.leaves) for record in heard.rounds] == [1, 2, 2]
-    assert [[event.kind for event in record.events] for record in heard.rounds] == [[], ["split"], []]
+    assert [[event.kind for event in record.events] for record in heard.rounds] == [
+        [],
+        ["split"],
+        [],
+    ]
     assert [record.last for record in heard.rounds] == [False, False, True]
     (end,) = heard.ends
     assert (end.run, end.error, end.folder) == (run, None, None)
@@ -115,7 +123,13 @@ def test_clusters_that_are_found_at_once_are_one_split(algorithm, at, event):
     heard = Heard()
     model = linear if isinstance(algorithm, IFCA | FeSEM) else linear()
     run = simulate(
-        algorithm, model, federation_of((0, 1, 0, 1)), local=SPEC, rounds=3, engine="loop", callbacks=[heard]
+        algorithm,
+        model,
+        federation_of((0, 1, 0, 1)),
+        local=SPEC,
+        rounds=3,
+        engine="loop",
+        callbacks=[heard],
     )
     peopled = [leaf for leaf in heard.rounds[at - 1].tree.leaves if leaf.members]
     assert len(peopled) == 2, "or this shows nothing"

@@ -28,7 +28,9 @@ class Clock:
 
 def after(number: int, entries: int = 28) -> TrainingState:
     return TrainingState(
-        number, State(ParameterTree.root_only([0, 1], torch.zeros(entries))), History(FEDERATION, FittedTask())
+        number,
+        State(ParameterTree.root_only([0, 1], torch.zeros(entries))),
+        History(FEDERATION, FittedTask()),
     )
 
 
@@ -66,7 +68,13 @@ def test_without_a_folder_a_run_can_stop_but_nothing_is_kept():
     settings = {"local": LocalTraining(batch_size=10), "rounds": 4, "engine": "loop"}
     seen = []
     with pytest.raises(RunInterrupted, match=r"^interrupted after round 2; nothing was kept$"):
-        simulate(FedAvg(), linear(), FEDERATION, **settings, stop=lambda: seen.append(1) or len(seen) == 2)
+        simulate(
+            FedAvg(),
+            linear(),
+            FEDERATION,
+            **settings,
+            stop=lambda: seen.append(1) or len(seen) == 2,
+        )
     run = simulate(FedAvg(), linear(), FEDERATION, **settings | {"rounds": 1}, stop=lambda: True)
     assert run.summary["rounds"] == 1, "after the last round there is nothing to stop"
 
@@ -75,9 +83,15 @@ def test_without_a_folder_a_run_can_stop_but_nothing_is_kept():
     ("config", "problem"),
     [
         ({"rounds": 1, "seed": 0, "engine": "loop", "model": {"name": "mine"}}, "lacks algorithm"),
-        ({"rounds": "1", "seed": 0, "engine": "loop"}, ": rounds should be a whole number of at least 0, got '1'"),
+        (
+            {"rounds": "1", "seed": 0, "engine": "loop"},
+            ": rounds should be a whole number of at least 0, got '1'",
+        ),
     ],
 )
 def test_a_config_to_note_is_that_of_a_whole_run(config, problem):
-    with pytest.raises(ConfigError, match=f"^a config to note ?{problem}; give that of a whole run, or leave it out"):
+    with pytest.raises(
+        ConfigError,
+        match=f"^a config to note ?{problem}; give that of a whole run, or leave it out",
+    ):
         simulate(FedAvg(), linear(), FEDERATION, rounds=1, config=config)

@@ -57,7 +57,13 @@ METHODS = {
 
 @cache
 def digits() -> fedclade.Federation:
-    settings = {"clients": 8, "samples_per_client": 80, "shift": "label_swap", "clusters": 2, "newcomers": 4}
+    settings = {
+        "clients": 8,
+        "samples_per_client": 80,
+        "shift": "label_swap",
+        "clusters": 2,
+        "newcomers": 4,
+    }
     return fedclade.load_federation("digits", **settings)
 
 
@@ -65,18 +71,25 @@ def digits() -> fedclade.Federation:
 def run_of(name: str, join: int | None = JOIN, leave: int | None = LEAVE) -> Run:
     presence = Churn(join_round=join, leave_round=leave)
     spec = LocalTraining(epochs=2, lr=0.2)
-    return fedclade.simulate(METHODS[name], "mclr", digits(), local=spec, rounds=ROUNDS, presence=presence)
+    return fedclade.simulate(
+        METHODS[name], "mclr", digits(), local=spec, rounds=ROUNDS, presence=presence
+    )
 
 
 def told(run: Run, kind: str, number: int) -> list[list[int]]:
-    return [event["clients"] for event in run.events if (event["kind"], event["round"]) == (kind, number)]
+    return [
+        event["clients"]
+        for event in run.events
+        if (event["kind"], event["round"]) == (kind, number)
+    ]
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_newcomers_take_part_from_their_round_on_and_who_leaves_up_to_the_round_before(name):
     run = run_of(name)
     seen = {
-        number: [row["client"] for row in run.client_rows if row["round"] == number] for number in range(1, ROUNDS + 1)
+        number: [row["client"] for row in run.client_rows if row["round"] == number]
+        for number in range(1, ROUNDS + 1)
     }
     assert {tuple(seen[number]) for number in range(1, JOIN)} == {tuple(range(8))}
     assert {tuple(seen[number]) for number in range(JOIN, LEAVE)} == {tuple(range(12))}
@@ -88,7 +101,9 @@ def test_newcomers_take_part_from_their_round_on_and_who_leaves_up_to_the_round_
     trained = {row["round"]: row["clients_trained"] for row in run.metric_rows}
     assert (trained[JOIN - 1], trained[LEAVE - 1], trained[ROUNDS]) == (8, 12, 8)
     assert all(not set(left) & set(node.members) for node in run.tree.nodes)
-    assert all(node.cached is None or len(node.cached) == len(node.members) for node in run.tree.nodes)
+    assert all(
+        node.cached is None or len(node.cached) == len(node.members) for node in run.tree.nodes
+    )
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -117,7 +132,9 @@ def test_members_leave_where_nobody_joins():
 def test_a_tree_keeps_the_models_of_who_left_and_drops_their_updates():
     tree = ParameterTree.root_only(range(4), torch.zeros(2))
     cached = [torch.tensor([[1.0, 0.0], [2.0, 0.0]]), torch.tensor([[3.0, 0.0], [4.0, 0.0]])]
-    tree = tree.split(0, [[0, 2], [1, 3]], params=torch.ones(2), cached=cached, round_number=1, criteria={})
+    tree = tree.split(
+        0, [[0, 2], [1, 3]], params=torch.ones(2), cached=cached, round_number=1, criteria={}
+    )
     left = tree.without([2, 1, 3])
     assert [node.members for node in left.nodes] == [(0,), (0,), ()]
     assert [node.cached.tolist() for node in left.nodes[1:]] == [[[1.0, 0.0]], []]
@@ -130,7 +147,10 @@ def test_a_tree_keeps_the_models_of_who_left_and_drops_their_updates():
     [
         ({"join_round": 1}, "newcomers.join_round should be at least 2, or left out, got 1"),
         ({"leave_round": 0}, "newcomers.leave_round should be at least 2, or left out, got 0"),
-        ({"join_round": 5, "leave_round": 5}, "newcomers.leave_round should be after join_round, 5, got 5"),
+        (
+            {"join_round": 5, "leave_round": 5},
+            "newcomers.leave_round should be after join_round, 5, got 5",
+        ),
     ],
 )
 def test_rounds_that_cannot_be_are_refused(settings, told):
@@ -141,34 +161,46 @@ def test_rounds_that_cannot_be_are_refused(settings, told):
 @pytest.mark.parametrize(
     ("newcomers", "told"),
     [
-        ({"clients": 2, "join_round": 9}, "newcomers.join_round should be at most 8, the number of rounds, with"),
+        (
+            {"clients": 2, "join_round": 9},
+            "newcomers.join_round should be at most 8, the number of rounds, with",
+        ),
         (
             {"join_round": 3},
             "newcomers.join_round should be at most 8, the number of rounds, with newcomers.clients at",
         ),
-        ({"clients": 4, "leave_round": 3}, "newcomers.clients should be below 4, or all would leave, got 4"),
-        ({"clients": 4, "join_round": 1}, "newcomers.join_round should be at least 2, or left out, got 1"),
+        (
+            {"clients": 4, "leave_round": 3},
+            "newcomers.clients should be below 4, or all would leave, got 4",
+        ),
+        (
+            {"clients": 4, "join_round": 1},
+            "newcomers.join_round should be at least 2, or left out, got 1",
+        ),
     ],
 )
 def test_a_config_says_what_cannot_be(newcomers, told):
     with pytest.raises(ConfigError, match=re.escape(told)):
         check_config({"rounds": 8, "data": {"clients": 4}, "newcomers": newcomers})
-    assert check_config({"newcomers": {"clients": 2, "join_round": 9, "leave_round": 12}}).newcomers.presence == Churn(
-        join_round=9, leave_round=12
-    )
+    assert check_config(
+        {"newcomers": {"clients": 2, "join_round": 9, "leave_round": 12}}
+    ).newcomers.presence == Churn(join_round=9, leave_round=12)
 
 
 def test_an_oracle_that_was_not_told_of_newcomers_says_so():
     truth = {client.id: client.id % 2 for client in digits().clients}
     with pytest.raises(
-        ConfigError, match=r"oracle: newcomers \[8, 9, 10, 11\] are in no cluster that the run began with"
+        ConfigError,
+        match=r"oracle: newcomers \[8, 9, 10, 11\] are in no cluster that the run began with",
     ):
         fedclade.simulate(Oracle(truth), "mclr", digits(), rounds=3, presence=Churn(join_round=2))
 
 
 @pytest.mark.parametrize("stopped_after", [JOIN - 1, JOIN, LEAVE])
 @pytest.mark.parametrize("name", ["cfl", "ifca"])
-def test_a_run_that_is_continued_ends_like_one_that_was_not_interrupted(name, stopped_after, tmp_path):
+def test_a_run_that_is_continued_ends_like_one_that_was_not_interrupted(
+    name, stopped_after, tmp_path
+):
     rounds_seen: list[int] = []
 
     def once_more(stop_after: int | None) -> Run:
@@ -189,15 +221,22 @@ def test_a_run_that_is_continued_ends_like_one_that_was_not_interrupted(name, st
     run, whole = once_more(None), run_of(name)
     assert rounds_seen == list(range(1, ROUNDS + 1))
     assert list(run.events) == list(whole.events)
-    assert [row["accuracy"] for row in run.client_rows] == [row["accuracy"] for row in whole.client_rows]
-    assert all(torch.equal(a.params, b.params) for a, b in zip(run.tree.nodes, whole.tree.nodes, strict=True))
+    assert [row["accuracy"] for row in run.client_rows] == [
+        row["accuracy"] for row in whole.client_rows
+    ]
+    assert all(
+        torch.equal(a.params, b.params)
+        for a, b in zip(run.tree.nodes, whole.tree.nodes, strict=True)
+    )
 
 
 def test_nobody_goes_where_everybody_has_left():
     """Not even the client whose update is the opposite of all that are cached in the other branch."""
     tree = ParameterTree.root_only(range(3), torch.zeros(2))
     cached = [torch.tensor([[1.0, 0.0]]), torch.tensor([[-1.0, 0.0], [-1.0, 0.0]])]
-    tree = tree.split(0, [[0], [1, 2]], params=torch.zeros(2), cached=cached, round_number=1, criteria={})
+    tree = tree.split(
+        0, [[0], [1, 2]], params=torch.zeros(2), cached=cached, round_number=1, criteria={}
+    )
     state = State(tree.without([0]).with_newcomers([7]))
     clients = ScriptedClients({1: [0.0, 1.0], 2: [0.0, 1.0], 7: [1.0, 0.0]})
     (found,) = CFL().assign(state.tree, [7], clients, Round(2, LocalTraining()))

@@ -5,7 +5,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedclade import CFL, IFCA, ConfigError, FedAvg, LocalTraining, Oracle, Run, RunInterrupted, simulate
+from fedclade import (
+    CFL,
+    IFCA,
+    ConfigError,
+    FedAvg,
+    LocalTraining,
+    Oracle,
+    Run,
+    RunInterrupted,
+    simulate,
+)
 from fedclade.core import ParameterTree
 from fedclade.models import Parts
 from fedclade.runs.small_clusters import with_common
@@ -27,7 +37,11 @@ def models_of(run: Run) -> torch.Tensor:
 
 
 def test_after_a_round_the_body_is_that_of_fedavg_and_heads_are_the_clusters():
-    common, alone, one = models_of(run_of(ORACLE)), models_of(run_of(ORACLE, common=())), models_of(run_of(FedAvg()))
+    common, alone, one = (
+        models_of(run_of(ORACLE)),
+        models_of(run_of(ORACLE, common=())),
+        models_of(run_of(FedAvg())),
+    )
     assert ENTRIES is not None
     assert 0 < ENTRIES.sum() < len(ENTRIES)
     torch.testing.assert_close(common[:, ENTRIES], one[:, ENTRIES].expand(2, -1))
@@ -35,7 +49,9 @@ def test_after_a_round_the_body_is_that_of_fedavg_and_heads_are_the_clusters():
     assert not torch.allclose(alone[:, ENTRIES], one[:, ENTRIES].expand(2, -1), atol=1e-3)
 
 
-@pytest.mark.parametrize("algorithm", [ORACLE, CFL(split_rounds=(2, 3), eps2=1e-6), IFCA(clusters=3)])
+@pytest.mark.parametrize(
+    "algorithm", [ORACLE, CFL(split_rounds=(2, 3), eps2=1e-6), IFCA(clusters=3)]
+)
 def test_clusters_agree_in_what_is_common_after_every_round(algorithm):
     def agree(row: object, tree: ParameterTree) -> None:
         models = torch.stack([leaf.params for leaf in tree.leaves])
@@ -75,16 +91,22 @@ def test_what_is_common_is_chosen_by_names_and_leaves_something():
     assert first is not None
     assert int(first.sum()) == dict(module.named_parameters())[names[0]].numel()
     assert Parts().common_entries(module) is None
-    with pytest.raises(ConfigError, match=r"model\.common leaves the clusters no parameters of their own"):
+    with pytest.raises(
+        ConfigError, match=r"model\.common leaves the clusters no parameters of their own"
+    ):
         Parts(common=("*",)).common_entries(module)
     with pytest.raises(ConfigError, match=r"model\.common = .*'tail'.* matches no parameter"):
         Parts(common=("tail",)).common_entries(module)
-    with pytest.raises(ConfigError, match=r"model\.common should be 'head', 'body' or 'norm'.*, got 'feet'"):
+    with pytest.raises(
+        ConfigError, match=r"model\.common should be 'head', 'body' or 'norm'.*, got 'feet'"
+    ):
         Parts(common="feet")
     only = replace(Parts(personal="body"), common="body").common_entries(module)
     assert only is None  # all of it stays with the clients
 
 
 def test_permuted_updates_cannot_have_it():
-    with pytest.raises(ConfigError, match=r"model\.common .*left out where clients permute their updates.*'body'"):
+    with pytest.raises(
+        ConfigError, match=r"model\.common .*left out where clients permute their updates.*'body'"
+    ):
         run_of(ORACLE, permute=True)

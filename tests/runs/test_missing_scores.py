@@ -55,7 +55,12 @@ def federation(without: Sequence[int] = WITHOUT) -> Federation:
     return made
 
 
-def ran(algorithm: Any = "fedavg", folder: Path | None = None, without: Sequence[int] = WITHOUT, **more: Any) -> Run:
+def ran(
+    algorithm: Any = "fedavg",
+    folder: Path | None = None,
+    without: Sequence[int] = WITHOUT,
+    **more: Any,
+) -> Run:
     settings = {"rounds": 3, "engine": "loop", "local": LOCAL, "target": {"auroc": 0.5}, **more}
     settings.setdefault("task", Task(metrics=["auroc", "accuracy"]))
     return simulate(algorithm, network, federation(without), folder=folder, **settings)
@@ -92,7 +97,9 @@ def test_means_and_quantiles_are_of_the_clients_with_a_score(run: Run):
 
 
 def test_the_share_at_the_target_is_of_the_clients_with_a_score(run: Run):
-    last = [row["auroc"] for row in run.client_rows if row["round"] == 3 and row["client"] in SCORED]
+    last = [
+        row["auroc"] for row in run.client_rows if row["round"] == 3 and row["client"] in SCORED
+    ]
     assert run.summary["target"]["share_of_clients"] == sum(score >= 0.5 for score in last) / 8
     assert run.summary["target"]["rounds_to_target"] is not None
 
@@ -121,7 +128,9 @@ def test_a_run_that_was_interrupted_goes_on_without_these_scores(tmp_path: Path)
         ran(folder=tmp_path / "run", stop=lambda: next(calls), checkpoint_every=1)
     again, whole = ran(folder=tmp_path / "run", checkpoint_every=1), ran()
     assert again.summary["auroc"] == whole.summary["auroc"]
-    assert [row["auroc_mean"] for row in again.metric_rows] == [row["auroc_mean"] for row in whole.metric_rows]
+    assert [row["auroc_mean"] for row in again.metric_rows] == [
+        row["auroc_mean"] for row in whole.metric_rows
+    ]
 
 
 def test_clusters_have_the_mean_of_their_members_with_a_score(run: Run):
@@ -156,7 +165,8 @@ def test_a_comparison_says_how_many_clients_have_a_score(run: Run, tmp_path: Pat
     assert "of" not in comparison.columns["AUROC, %"][1]
     assert "of" not in comparison.columns["accuracy, %"][0]
     told = (
-        "A number such as (18 of 20) counts the clients with a score; it is undefined for the test data of the others."
+        "A number such as (18 of 20) counts the clients with a score; it is undefined for the test "
+        "data of the others."
     )
     assert told in comparison.note
     assert told in comparison.markdown()
@@ -192,7 +202,9 @@ def test_a_run_in_which_no_client_has_a_score_ends_and_says_so(empty: Run, tmp_p
     Comparison({"none": [again]}).save(tmp_path / "alone")
 
 
-def test_a_metric_by_which_no_client_has_a_score_is_warned_of_once(caplog: pytest.LogCaptureFixture):
+def test_a_metric_by_which_no_client_has_a_score_is_warned_of_once(
+    caplog: pytest.LogCaptureFixture,
+):
     ran(without=range(10))
     told = "round 1: no client has a score by auroc: it is undefined for the test data of all 10 clients; choose"
     assert sum(message.startswith(told) for message in caplog.messages) == 1

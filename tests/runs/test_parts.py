@@ -8,7 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from fedclade import CFL, ConfigError, LocalTraining, RunSettings, Signature, load_federation, simulate
+from fedclade import (
+    CFL,
+    ConfigError,
+    LocalTraining,
+    RunSettings,
+    Signature,
+    load_federation,
+    simulate,
+)
 from fedclade.algorithms import FLHC, IFCA, FedGroup, ReplicatedCFL
 from fedclade.models import LoRA
 from fedclade.training import ENGINES
@@ -31,7 +39,8 @@ def test_what_is_frozen_stays_and_is_not_sent(federation):
     run = simulate(CFL(), model, federation, freeze=["0.*"], **settings)
     assert run.layout.size == 32 * 10 + 10
     assert (
-        run.metric_rows[0]["bytes_up"] < simulate(CFL(), model, federation, **settings).metric_rows[0]["bytes_up"] / 5
+        run.metric_rows[0]["bytes_up"]
+        < simulate(CFL(), model, federation, **settings).metric_rows[0]["bytes_up"] / 5
     )
     state = run.layout.state_dict(run.tree.nodes[0].params)
     for name, value in model.state_dict().items():
@@ -39,12 +48,16 @@ def test_what_is_frozen_stays_and_is_not_sent(federation):
     assert run.config["model"] == {"name": "Sequential", "freeze": ("0.*",)}
 
 
-@pytest.mark.parametrize("parts", [{"freeze": ["0.*"]}, {"adapter": LoRA(targets=("0.1", "1"), rank=2)}])
+@pytest.mark.parametrize(
+    "parts", [{"freeze": ["0.*"]}, {"adapter": LoRA(targets=("0.1", "1"), rank=2)}]
+)
 def test_every_engine_gives_the_same(federation, parts):
     def deltas(engine: str) -> torch.Tensor:
         local = LocalTraining(epochs=1, lr=0.1)
         return (
-            simulate(CFL(), body_and_head, federation, rounds=2, engine=engine, local=local, **parts)
+            simulate(
+                CFL(), body_and_head, federation, rounds=2, engine=engine, local=local, **parts
+            )
             .tree.nodes[0]
             .params
         )
@@ -56,23 +69,38 @@ def test_every_engine_gives_the_same(federation, parts):
 
 
 def test_a_pattern_for_nothing_is_said_before_the_first_round(federation):
-    with pytest.raises(ConfigError, match=r"model.freeze = 'body' matches no parameter of the model; did you mean '1"):
+    with pytest.raises(
+        ConfigError,
+        match=r"model.freeze = 'body' matches no parameter of the model; did you mean '1",
+    ):
         simulate(CFL(), body_and_head, federation, freeze=["body"])
 
 
 @pytest.mark.parametrize("kind", ["full", "projected"])
 @pytest.mark.parametrize(
     "algorithm",
-    [CFL(split_rounds=(1,)), FLHC(rounds_before=1, n_clusters=2), FedGroup(groups=2), ReplicatedCFL(check_every=1)],
+    [
+        CFL(split_rounds=(1,)),
+        FLHC(rounds_before=1, n_clusters=2),
+        FedGroup(groups=2),
+        ReplicatedCFL(check_every=1),
+    ],
     ids=["cfl", "fl_hc", "fedgroup", "rcfl"],
 )
 def test_clients_are_compared_by_the_parameters_named(federation, algorithm, kind):
     """With everything else frozen, what is found is what comparing all of it finds."""
-    settings = {"rounds": 2, "local": LocalTraining(epochs=1, lr=0.1), "engine": "stacked", "seed": 3}
+    settings = {
+        "rounds": 2,
+        "local": LocalTraining(epochs=1, lr=0.1),
+        "engine": "stacked",
+        "seed": 3,
+    }
     apart = {"freeze": ["0.1.weight", "1.bias", "0.2"], **settings}
     some = Signature(kind=kind, dim=30, of=["1.weight", "0.1.bias"])
     here = simulate(algorithm, body_and_head(), federation, signature=some, **apart)
-    there = simulate(algorithm, body_and_head(), federation, signature=Signature(kind=kind, dim=30), **apart)
+    there = simulate(
+        algorithm, body_and_head(), federation, signature=Signature(kind=kind, dim=30), **apart
+    )
     assert here.events == there.events
     for mine, theirs in zip(here.tree.nodes, there.tree.nodes, strict=True):
         assert torch.equal(mine.params, theirs.params)
@@ -80,14 +108,24 @@ def test_clients_are_compared_by_the_parameters_named(federation, algorithm, kin
 
 
 def test_permuted_parameters_have_no_names():
-    text = r"signature.of should be left out where clients permute their updates: .*, got \['head'\]"
+    text = (
+        r"signature.of should be left out where clients permute their updates: .*, got \['head'\]"
+    )
     with pytest.raises(ConfigError, match=text):
         RunSettings(signature=Signature(of="head"), permute=True)
 
 
 def test_adapters_are_no_different_models_to_start_from(federation):
     adapter = LoRA(targets=("1",))
-    with pytest.raises(ConfigError, match="IFCA starts from 2 different models, and adapters all begin as the base"):
+    with pytest.raises(
+        ConfigError, match="IFCA starts from 2 different models, and adapters all begin as the base"
+    ):
         simulate(IFCA(clusters=2), body_and_head, federation, adapter=adapter)
-    run = simulate(IFCA(clusters=2), body_and_head, federation, adapter=replace(adapter, train=("0.1",)), rounds=1)
+    run = simulate(
+        IFCA(clusters=2),
+        body_and_head,
+        federation,
+        adapter=replace(adapter, train=("0.1",)),
+        rounds=1,
+    )
     assert not torch.equal(run.tree.nodes[1].params, run.tree.nodes[2].params)

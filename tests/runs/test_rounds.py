@@ -114,7 +114,10 @@ def test_losses_that_are_not_finite_are_told_of_as_training_and_evaluation_meet_
     """Products of the two layers' weights are beyond float32: first the test losses are, then nobody can train."""
     with pytest.raises(UpdateError, match="nobody answered"):
         run_of(FedGroup(groups=2, eta_g=1e30), model="mlp", rounds=4)
-    assert "round 1: the test losses of 4 of 4 clients are NaN or infinite, first of client 0" in caplog.text
+    assert (
+        "round 1: the test losses of 4 of 4 clients are NaN or infinite, first of client 0"
+        in caplog.text
+    )
 
 
 def test_several_initial_models_that_take_more_than_the_memory_are_refused():
@@ -124,9 +127,14 @@ def test_several_initial_models_that_take_more_than_the_memory_are_refused():
 
 
 def test_more_clusters_than_clients_are_refused_before_a_model_is_made():
-    with pytest.raises(ConfigError, match=re.escape("algorithm.clusters should be at most the number of clients, 4")):
+    with pytest.raises(
+        ConfigError,
+        match=re.escape("algorithm.clusters should be at most the number of clients, 4"),
+    ):
         run_of(IFCA(clusters=10**9), model=linear)
-    with pytest.raises(ConfigError, match=re.escape("algorithm.base_directions should be at most 4, as 4 clients")):
+    with pytest.raises(
+        ConfigError, match=re.escape("algorithm.base_directions should be at most 4, as 4 clients")
+    ):
         run_of(FedGroup(groups=2, base_directions=10**9))
 
 
@@ -174,7 +182,13 @@ def test_a_modules_own_parameters_are_the_initial_ones():
 
 def test_evaluation_every_second_round_and_after_the_last():
     run = run_of(rounds=5, evaluate_every=2)
-    assert [row["accuracy_mean"] is not None for row in run.metric_rows] == [False, True, False, True, True]
+    assert [row["accuracy_mean"] is not None for row in run.metric_rows] == [
+        False,
+        True,
+        False,
+        True,
+        True,
+    ]
     assert sorted({row["round"] for row in run.client_rows}) == [2, 4, 5]
     assert len(run.client_rows) == 3 * 4
     assert run.metric_rows[0].keys() == run.metric_rows[1].keys()
@@ -196,13 +210,21 @@ def test_bytes_are_one_model_down_and_one_update_up_for_each_client_that_trains(
 def test_a_split_round_pays_for_the_absent_members_too():
     run = run_of(CFL(eps2=1e-3, split_rounds=(2,)), client_fraction=0.5)
     assert [row["phase"] for row in run.metric_rows] == ["train", "split", "train"]
-    assert [row["bytes_up"] for row in run.metric_rows] == [2 * SIZE * 4, 4 * SIZE * 4, 2 * SIZE * 4]
+    assert [row["bytes_up"] for row in run.metric_rows] == [
+        2 * SIZE * 4,
+        4 * SIZE * 4,
+        2 * SIZE * 4,
+    ]
     assert [row["clusters"] for row in run.metric_rows] == [1, 2, 2]
 
 
 def test_of_local_training_the_initial_model_alone_travels():
     run = run_of(Local())
-    assert [(row["bytes_up"], row["bytes_down"]) for row in run.metric_rows] == [(0, 4 * SIZE * 4), (0, 0), (0, 0)]
+    assert [(row["bytes_up"], row["bytes_down"]) for row in run.metric_rows] == [
+        (0, 4 * SIZE * 4),
+        (0, 0),
+        (0, 0),
+    ]
 
 
 def test_target_numbers_are_of_the_first_round_whose_mean_reaches_it():
@@ -235,10 +257,18 @@ def test_the_summary_says_what_was_run_and_found():
     assert (run.summary["seed"], run.summary["rounds"], run.summary["clients"]) == (3, 3, 4)
     assert run.summary["accuracy"]["mean"] == pytest.approx(sum(final) / 4)
     assert run.summary["accuracy"]["min"] == min(final)
-    assert run.summary["clusters"] == {"found": 2, "true": 2, "ari": 1.0, "nmi": 1.0, "sizes": [2, 2]}
+    assert run.summary["clusters"] == {
+        "found": 2,
+        "true": 2,
+        "ari": 1.0,
+        "nmi": 1.0,
+        "sizes": [2, 2],
+    }
     assert run.summary["target"]["accuracy"] is None
     seconds = run.summary["seconds"]
-    assert seconds["total"] == pytest.approx(seconds["train"] + seconds["evaluate"] + seconds["server"])
+    assert seconds["total"] == pytest.approx(
+        seconds["train"] + seconds["evaluate"] + seconds["server"]
+    )
     assert run.summary["device"] == "cpu"
     assert "torch" in run.summary["versions"]
 
@@ -254,7 +284,10 @@ class Gathering(FedAvg):
         if this_round.number == 1:
             return state, RoundLog({}, {})
         return super().step(
-            State(state.tree.reassigned(dict.fromkeys(clients.ids, 2))), clients.ids, clients, this_round
+            State(state.tree.reassigned(dict.fromkeys(clients.ids, 2))),
+            clients.ids,
+            clients,
+            this_round,
         )
 
 
@@ -272,7 +305,13 @@ def test_clients_in_no_cluster_yet_are_served_with_the_root_and_an_empty_cluster
 
 def test_without_a_truth_there_are_no_scores():
     run = run_of("fedavg", dataclasses.replace(federation_of(TRUTH), true_clusters=None))
-    assert run.summary["clusters"] == {"found": 1, "true": None, "ari": None, "nmi": None, "sizes": [4]}
+    assert run.summary["clusters"] == {
+        "found": 1,
+        "true": None,
+        "ari": None,
+        "nmi": None,
+        "sizes": [4],
+    }
     assert {row["true_cluster"] for row in run.client_rows} == {None}
     assert {row["separation_gap"] for row in run.cluster_rows} == {None}
 
@@ -377,7 +416,9 @@ def test_a_language_model_is_told_by_its_perplexity():
     n = len(federation.pool.x)
     tokens = torch.randint(1, 5, (n, 3), generator=torch.Generator().manual_seed(0))
     pool = dataclasses.replace(federation.pool, x=tokens, y=tokens, outputs=5, task="language")
-    run = run_of("fedavg", dataclasses.replace(federation, pool=pool), nn.Embedding(5, 5), evaluate_every=2)
+    run = run_of(
+        "fedavg", dataclasses.replace(federation, pool=pool), nn.Embedding(5, 5), evaluate_every=2
+    )
     losses = torch.tensor([row["loss"] for row in run.client_rows if row["round"] == 3])
     assert run.summary["perplexity"]["mean"] == pytest.approx(float(losses.exp().mean()))
     assert run.summary["perplexity"]["max"] == pytest.approx(float(losses.exp().max()))
@@ -387,7 +428,9 @@ def test_a_language_model_is_told_by_its_perplexity():
 @pytest.mark.parametrize("engine", ["stacked", "vmap", "loop"])
 def test_the_engine_changes_nothing_but_rounding_and_is_recorded(engine):
     run, expected = run_of(engine=engine), run_of(engine="loop", memory="1KB")
-    torch.testing.assert_close(run.tree.nodes[0].params, expected.tree.nodes[0].params, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        run.tree.nodes[0].params, expected.tree.nodes[0].params, rtol=1e-4, atol=1e-6
+    )
     assert run.summary["engine"] == run.config["engine"] == engine
 
 
@@ -400,7 +443,10 @@ def test_of_auto_the_engine_is_recorded_that_was_taken():
 def test_an_engine_or_memory_that_is_none_is_refused():
     with pytest.raises(ConfigError, match=re.escape("unknown engine 'vamp'; did you mean 'vmap'?")):
         run_of(engine="vamp")
-    with pytest.raises(ConfigError, match="memory should be a size such as 2GB, 500MiB or a number of bytes, got 'x'"):
+    with pytest.raises(
+        ConfigError,
+        match="memory should be a size such as 2GB, 500MiB or a number of bytes, got 'x'",
+    ):
         run_of(memory="x")
 
 
@@ -417,7 +463,9 @@ def test_the_config_is_put_together_from_the_arguments():
     assert run.config["client_fraction"] == 0.5
     assert run.config["target"] == {"accuracy": 0.9}
     assert run.config["privacy"] == {"permute": True}
-    assert run.config["versions"]["torch"] == version("torch")  # torch.__version__ may name its build as well
+    assert run.config["versions"]["torch"] == version(
+        "torch"
+    )  # torch.__version__ may name its build as well
 
 
 # Signatures and streams
@@ -434,7 +482,12 @@ def wide() -> nn.Module:
 
 def wide_run(**settings) -> Run:
     spec = LocalTraining(epochs=2, batch_size=10, lr=0.1)
-    return simulate(SPLITS, wide(), FOUR_GROUPS, **({"local": spec, "rounds": 9, "engine": "stacked"} | settings))
+    return simulate(
+        SPLITS,
+        wide(),
+        FOUR_GROUPS,
+        **({"local": spec, "rounds": 9, "engine": "stacked"} | settings),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -453,41 +506,61 @@ def test_sketches_of_1024_entries_find_the_clusters_that_whole_updates_do(full, 
         torch.testing.assert_close(theirs.params, ours.params, rtol=0, atol=1e-4)
         assert theirs.cached is None or theirs.cached.shape == (len(theirs.members), 1024)
     for ours, theirs in zip(full.cluster_rows, run.cluster_rows, strict=True):
-        assert theirs["max_norm"] == pytest.approx(ours["max_norm"], rel=1e-4), "norms are of whole updates"
+        assert theirs["max_norm"] == pytest.approx(ours["max_norm"], rel=1e-4), (
+            "norms are of whole updates"
+        )
         assert theirs["mean_norm"] == pytest.approx(ours["mean_norm"], rel=1e-4)
         assert theirs["alpha_cross_max"] == pytest.approx(ours["alpha_cross_max"], abs=5 / 32)
-    assert [row["bytes_up"] for row in run.metric_rows] == [row["bytes_up"] for row in full.metric_rows]
+    assert [row["bytes_up"] for row in run.metric_rows] == [
+        row["bytes_up"] for row in full.metric_rows
+    ]
     assert run.summary["seconds"]["train"] > 0
 
 
 @pytest.mark.parametrize("permute", [False, True])
 def test_a_stream_has_the_signatures_of_a_run_that_keeps_its_updates(permute):
-    plain, stream = (wide_run(signature=PROJECTED, stream=s, permute=permute, memory="1MB") for s in (False, True))
+    plain, stream = (
+        wide_run(signature=PROJECTED, stream=s, permute=permute, memory="1MB")
+        for s in (False, True)
+    )
     for ours, theirs in zip(plain.tree.nodes, stream.tree.nodes, strict=True):
         assert (theirs.cached is None) == (ours.cached is None)
         if ours.cached is not None:
             torch.testing.assert_close(theirs.cached, ours.cached, rtol=0, atol=1e-4)
     for ours, theirs in zip(plain.similarities, stream.similarities, strict=True):
-        torch.testing.assert_close(torch.from_numpy(theirs.alpha), torch.from_numpy(ours.alpha), rtol=0, atol=1e-3)
+        torch.testing.assert_close(
+            torch.from_numpy(theirs.alpha), torch.from_numpy(ours.alpha), rtol=0, atol=1e-3
+        )
     assert (plain.config["stream"], stream.config["stream"]) == (False, True)
 
 
 def test_a_saved_run_tells_how_to_project_what_a_newcomer_sends(tmp_path):
     """From its config and models alone: client 5 trains at the root's model once more."""
-    run = Run.load(wide_run(signature=Signature(kind="projected", dim=100), engine="loop").save(tmp_path / "run"))
+    run = Run.load(
+        wide_run(signature=Signature(kind="projected", dim=100), engine="loop").save(
+            tmp_path / "run"
+        )
+    )
     clients, _ = simulated(FOUR_GROUPS, wide())
     root, node = run.tree.nodes[0], run.tree.nodes[2]
     this_round = Round(root.split_in, LocalTraining(**run.config["local"]), run.config["seed"])
     sent = clients.train([5], root.params[None], [0], this_round).required_deltas[0]
     sketch = Signature(**run.config["signature"]).sketch(run.config["seed"], run.layout)
-    torch.testing.assert_close(sketch.apply(sent), node.cached[node.members.index(5)], rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        sketch.apply(sent), node.cached[node.members.index(5)], rtol=0, atol=1e-5
+    )
 
 
-@pytest.mark.parametrize(("memory", "streams"), [(4 * 4 * SIZE * 4, False), (4 * 4 * SIZE * 4 - 1, True)])
+@pytest.mark.parametrize(
+    ("memory", "streams"), [(4 * 4 * SIZE * 4, False), (4 * 4 * SIZE * 4 - 1, True)]
+)
 def test_auto_streams_when_updates_take_more_than_a_quarter_of_the_memory(memory, streams):
     """Four clients' updates in float32: 4·SIZE·4 bytes."""
     for algorithm in ("fedavg", "oracle", "local", "cfl"):
-        assert run_of(algorithm, rounds=1, signature=PROJECTED, memory=memory).config["stream"] is streams
+        assert (
+            run_of(algorithm, rounds=1, signature=PROJECTED, memory=memory).config["stream"]
+            is streams
+        )
 
 
 def test_auto_never_streams_full_signatures_but_says_what_would_help(caplog):
@@ -539,7 +612,9 @@ class LooksAtSignatures(FedAvg):
 
 def test_signatures_that_a_stream_does_not_keep_are_not_taken_for_equal_ones():
     run_of(LooksAtSignatures(), rounds=1)
-    with pytest.raises(UpdateError, match="this run streams, and keeps none where an algorithm's compares is False"):
+    with pytest.raises(
+        UpdateError, match="this run streams, and keeps none where an algorithm's compares is False"
+    ):
         run_of(LooksAtSignatures(), rounds=1, stream=True)
     run_of(LooksAtSignatures(), rounds=1, stream=True, signature=PROJECTED)
 
@@ -549,7 +624,9 @@ def test_a_sample_of_the_clients_is_evaluated() -> None:
     part = run_of(FedAvg(), rounds=2, evaluate_clients=2)
     asked = [row["client"] for row in part.client_rows if row["round"] == 1]
     assert len(asked) == 2 < len({row["client"] for row in whole.client_rows})
-    assert asked == sorted(asked) == [row["client"] for row in part.client_rows if row["round"] == 2]
+    assert (
+        asked == sorted(asked) == [row["client"] for row in part.client_rows if row["round"] == 2]
+    )
     assert part.client_rows == [row for row in whole.client_rows if row["client"] in asked]
     assert part.summary["accuracy"]["mean"] == pytest.approx(
         sum(row["accuracy"] for row in part.client_rows if row["round"] == 2) / 2

@@ -33,7 +33,9 @@ def test_the_clients_that_the_rule_is_for_are_counted_in_one_line(caplog):
     run = ran([21, 40, 41, 1])
     assert caplog.messages == [LINE]
     assert run.metric_rows[-1]["clients_trained"] == 4
-    assert "smallest_batch" not in str({key: value for key, value in run.config["local"].items() if value is not None})
+    assert "smallest_batch" not in str(
+        {key: value for key, value in run.config["local"].items() if value is not None}
+    )
 
 
 @pytest.mark.parametrize(
@@ -51,7 +53,9 @@ def test_the_clients_that_the_rule_is_for_are_counted_in_one_line(caplog):
 )
 def test_a_line_says_no_more_than_is_the_case(sizes, expected, caplog):
     ran(sizes)
-    assert caplog.messages[0].startswith(f"the model cannot be trained on a batch of one example: {expected} 1)")
+    assert caplog.messages[0].startswith(
+        f"the model cannot be trained on a batch of one example: {expected} 1)"
+    )
     assert ";" not in caplog.messages[0]
 
 

@@ -8,8 +8,29 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedclade import ConfigError, FedEM, FedGroup, FedSoft, LocalTraining, Oracle, Run, RunError, export_model, simulate
-from fedclade.core import Clustered, ClusterSplit, GroupFounded, Joined, Node, ParameterTree, Rejected, TooFew, Withheld
+from fedclade import (
+    ConfigError,
+    FedEM,
+    FedGroup,
+    FedSoft,
+    LocalTraining,
+    Oracle,
+    Run,
+    RunError,
+    export_model,
+    simulate,
+)
+from fedclade.core import (
+    Clustered,
+    ClusterSplit,
+    GroupFounded,
+    Joined,
+    Node,
+    ParameterTree,
+    Rejected,
+    TooFew,
+    Withheld,
+)
 from fedclade.report import run_table
 from fedclade.runs.small_clusters import is_withheld, merge_small
 from tests.report.test_tables import lines
@@ -25,16 +46,25 @@ def tree() -> ParameterTree:
     models = torch.arange(5.0)[:, None]
     root = ParameterTree.root_only(range(10), models[0])
     one = [torch.ones(6, 2), torch.ones(4, 2)]
-    split = root.split(0, [range(6), range(6, 10)], params=models[0], cached=one, round_number=1, criteria={})
+    split = root.split(
+        0, [range(6), range(6, 10)], params=models[0], cached=one, round_number=1, criteria={}
+    )
     two = [torch.ones(5, 2), torch.zeros(1, 2)]
-    split = split.split(1, [range(5), [5]], params=models[1], cached=two, round_number=2, criteria={})
+    split = split.split(
+        1, [range(5), [5]], params=models[1], cached=two, round_number=2, criteria={}
+    )
     for leaf in (2, 3, 4):
         split = split.with_model(leaf, models[leaf])
     return split
 
 
 def run(least=3, **more):
-    options = {"rounds": 3, "local": LocalTraining(batch_size=10), "engine": "loop", "min_cluster_size": least}
+    options = {
+        "rounds": 3,
+        "local": LocalTraining(batch_size=10),
+        "engine": "loop",
+        "min_cluster_size": least,
+    }
     algorithm = more.pop("algorithm", None) or Oracle(FEDERATION.true_clusters)
     return simulate(algorithm, linear(), FEDERATION, **options | more)
 
@@ -82,13 +112,29 @@ def test_events_say_nothing_of_what_is_gone():
     split = ClusterSplit(1, clusters=((0, 1, 2, 3, 4), (5,)), children=(3, 4))
     three = ClusterSplit(0, clusters=((0, 1, 2), (3, 4), (5,)), children=(1, 2, 3))
     clustered = Clustered(
-        0, metric="l2", linkage="ward", threshold=1.0, sizes=(5, 1), clients=(0, 1), merges=((0, 1, 1.0),)
+        0,
+        metric="l2",
+        linkage="ward",
+        threshold=1.0,
+        sizes=(5, 1),
+        clients=(0, 1),
+        merges=((0, 1, 1.0),),
     )
-    given = [split, clustered, Joined(4, (5,)), Joined(3, (5,)), Joined(0, (5,)), TooFew(4, 1), TooFew(2, 1)]
+    given = [
+        split,
+        clustered,
+        Joined(4, (5,)),
+        Joined(3, (5,)),
+        Joined(0, (5,)),
+        TooFew(4, 1),
+        TooFew(2, 1),
+    ]
     _, events = merge_small(tree(), 2, given)
     assert events == [Joined(0, (5,)), TooFew(2, 1), Withheld(0, 1, 2)]
     nodes = [Node(0, None, tuple(range(6)), torch.zeros(1), split_in=1)]
-    nodes += [Node(i, 0, members, torch.zeros(1)) for i, members in enumerate(three.clusters, start=1)]
+    nodes += [
+        Node(i, 0, members, torch.zeros(1)) for i, members in enumerate(three.clusters, start=1)
+    ]
     _, events = merge_small(ParameterTree(tuple(nodes)), 2, [three])
     assert events[0] == replace(three, clusters=((0, 1, 2, 5), (3, 4)), children=(1, 2))
 
@@ -100,13 +146,17 @@ def says(row, node: int) -> bool:
 
 def test_events_say_nothing_of_small_groups_where_none_is_gone():
     alone = ParameterTree.root_only(range(10), torch.zeros(1))
-    rejected = Rejected(0, clusters=((7,), (0, 1, 2, 3, 4, 5, 6, 8, 9)), because="fewer than 2 members")
+    rejected = Rejected(
+        0, clusters=((7,), (0, 1, 2, 3, 4, 5, 6, 8, 9)), because="fewer than 2 members"
+    )
     assert merge_small(alone, 5, [rejected, TooFew(0, 1)]) == (alone, [TooFew(0, 1)])
 
 
 @pytest.mark.parametrize("algorithm", [FedEM(clusters=2), FedSoft(clusters=2, selection=4)])
 def test_methods_whose_clients_belong_to_all_clusters_are_refused(algorithm):
-    with pytest.raises(ConfigError, match=rf"every client trains all models of {type(algorithm).__name__}"):
+    with pytest.raises(
+        ConfigError, match=rf"every client trains all models of {type(algorithm).__name__}"
+    ):
         simulate(algorithm, linear(), FEDERATION, rounds=1, min_cluster_size=3)
 
 
@@ -119,7 +169,9 @@ def test_of_a_small_cluster_nothing_is_reported(tmp_path):
     assert all(matrix.node != small for matrix in made.similarities)
     assert not [row for row in made.events if row["kind"] != "withheld" and row["node"] == small]
     for path in (tmp_path / "run").rglob("*.jsonl"):
-        assert not [row for row in map(json.loads, path.read_text().splitlines()) if says(row, small)]
+        assert not [
+            row for row in map(json.loads, path.read_text().splitlines()) if says(row, small)
+        ]
     text = "\n".join(lines(run_table(made)))
     assert "1 cluster of fewer than 3 members, merged into others" in text
 
@@ -129,17 +181,25 @@ def test_the_model_of_a_small_cluster_is_not_kept_and_not_exported(tmp_path):
     loaded = Run.load(tmp_path / "run")
     small = next(leaf for leaf in loaded.tree.leaves if not leaf.members)
     assert is_withheld(loaded.tree, small.id, 3)
-    assert any(torch.equal(small.params, leaf.params) or leaf.members for leaf in loaded.tree.leaves)
-    with pytest.raises(RunError, match=f"node {small.id} has 0 members, fewer than privacy.min_cluster_size, 3"):
+    assert any(
+        torch.equal(small.params, leaf.params) or leaf.members for leaf in loaded.tree.leaves
+    )
+    with pytest.raises(
+        RunError, match=f"node {small.id} has 0 members, fewer than privacy.min_cluster_size, 3"
+    ):
         export_model(loaded, tmp_path / "model.safetensors", node=small.id)
-    export_model(loaded, tmp_path / "client.safetensors", client=SMALL[0])  # that of the cluster that it is in now
+    export_model(
+        loaded, tmp_path / "client.safetensors", client=SMALL[0]
+    )  # that of the cluster that it is in now
     assert made.tree.leaf_of[SMALL[0]] != small.id
 
 
 def test_no_small_cluster_ever_trains():
     """That of the oracle is there from the start, and is merged before the first round."""
     made = run()
-    assert {row["node"] for row in made.cluster_rows} == {leaf.id for leaf in made.tree.leaves if leaf.members}
+    assert {row["node"] for row in made.cluster_rows} == {
+        leaf.id for leaf in made.tree.leaves if leaf.members
+    }
     assert [row["round"] for row in made.events if row["kind"] == "withheld"] == [1]
 
 
@@ -163,6 +223,7 @@ def test_sizes_that_make_no_sense_are_named():
     with pytest.raises(ConfigError, match=r"privacy\.min_cluster_size should be at least 1, got 0"):
         run(least=0)
     with pytest.raises(
-        ConfigError, match=r"privacy\.min_cluster_size should be at most the number of clients, 16, got 17"
+        ConfigError,
+        match=r"privacy\.min_cluster_size should be at most the number of clients, 16, got 17",
     ):
         run(least=17)

@@ -20,13 +20,24 @@ ROUNDS = 6
 
 @pytest.fixture(scope="module")
 def federation() -> Federation:
-    settings = {"clients": 6, "shift": "label_swap", "clusters": 2, "newcomers": 2, "samples_per_client": 60}
+    settings = {
+        "clients": 6,
+        "shift": "label_swap",
+        "clusters": 2,
+        "newcomers": 2,
+        "samples_per_client": 60,
+    }
     return load_federation("digits", **settings, drift=DRIFT)
 
 
 def run(federation: Federation, algorithm=None, **settings):
     spec = LocalTraining(epochs=2, lr=0.2)
-    return simulate(algorithm or IFCA(clusters=2), "mclr", federation, **{"rounds": ROUNDS, "local": spec, **settings})
+    return simulate(
+        algorithm or IFCA(clusters=2),
+        "mclr",
+        federation,
+        **{"rounds": ROUNDS, "local": spec, **settings},
+    )
 
 
 def test_clusters_are_scored_by_those_of_the_stage(federation):
@@ -51,7 +62,8 @@ def test_before_the_first_stage_a_run_is_that_of_the_data_alone(federation):
     assert torch.equal(whole.tree.nodes[0].params, first.tree.nodes[0].params)
     then = run(federation, FedAvg(), rounds=3)
     assert not torch.equal(
-        then.tree.nodes[0].params, run(federation.in_round(1), FedAvg(), rounds=3).tree.nodes[0].params
+        then.tree.nodes[0].params,
+        run(federation.in_round(1), FedAvg(), rounds=3).tree.nodes[0].params,
     )
 
 
@@ -73,14 +85,22 @@ def test_newcomers_hold_what_the_others_do_in_the_stage(federation):
     for number in (4, 5):
         assert federation.newcomers.ids
         for client in federation.newcomers.ids:
-            assert rows[number, client] == federation.newcomers.in_round(number).true_clusters[client]
+            assert (
+                rows[number, client] == federation.newcomers.in_round(number).true_clusters[client]
+            )
 
 
 def test_clients_of_flexcfl_migrate_in_the_rounds_in_which_their_labels_shift(federation):
     found = run(federation, FlexCFL(groups=2, by_label=True, shift_share=0.0))
-    changed = {event["round"]: set(event["clients"]) for event in found.events if event["kind"] == "data_changed"}
+    changed = {
+        event["round"]: set(event["clients"])
+        for event in found.events
+        if event["kind"] == "data_changed"
+    }
     for row in found.metric_rows:
         most = len(changed.get(row["round"], ()))
         assert 0 < row["clients_shifted"] <= most if most else row["clients_shifted"] == 0
         assert row["ari"] == 1.0
-    assert sum(row["clients_migrated"] for row in found.metric_rows) == sum(map(len, changed.values()))
+    assert sum(row["clients_migrated"] for row in found.metric_rows) == sum(
+        map(len, changed.values())
+    )

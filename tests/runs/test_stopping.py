@@ -53,7 +53,10 @@ class At(Callback):
 
 
 def rows_of(*scores, metric: str = "accuracy") -> list[dict]:
-    return [{"round": number, f"validation_{metric}": score} for number, score in enumerate(scores, start=1)]
+    return [
+        {"round": number, f"validation_{metric}": score}
+        for number, score in enumerate(scores, start=1)
+    ]
 
 
 def scripted(monkeypatch: pytest.MonkeyPatch, *scores: float | None) -> None:
@@ -79,13 +82,22 @@ def test_a_callback_that_returns_finish_finishes_the_run(tmp_path):
     assert run.summary["rounds"] == 2
     assert run.summary["stopped"] == {"round": 2, "by": "At", "why": "on_round returned FINISH"}
     assert Run.load(tmp_path / "run").summary == run.summary
-    assert run_of(callbacks=[callback], folder=tmp_path / "run").summary == run.summary, "the same call reads it"
+    assert run_of(callbacks=[callback], folder=tmp_path / "run").summary == run.summary, (
+        "the same call reads it"
+    )
     assert repr(FINISH) == "fedclade.FINISH"
 
 
-def test_all_that_can_be_done_with_a_finished_run_can_be_done_with_one_that_finished_early(tmp_path):
+def test_all_that_can_be_done_with_a_finished_run_can_be_done_with_one_that_finished_early(
+    tmp_path,
+):
     federation = federation_of([0, 1, 0, 1, 0, 1])
-    run_of(CFL(eps2=1e-3, split_rounds=(2,)), federation, callbacks=[At(3, FINISH)], folder=tmp_path / "run")
+    run_of(
+        CFL(eps2=1e-3, split_rounds=(2,)),
+        federation,
+        callbacks=[At(3, FINISH)],
+        folder=tmp_path / "run",
+    )
     run = Run.load(tmp_path / "run")
     assert len(run.tree.leaves) == 2
     assert export_model(run, tmp_path / "m.safetensors", client=1).exists()
@@ -107,9 +119,13 @@ def test_functions_in_place_of_a_callback_can_finish_a_run_too(kind):
 
 
 def test_to_interrupt_a_run_stays_as_it_was_and_finishing_wins(tmp_path):
-    with pytest.raises(RunInterrupted, match="interrupted after round 2; the same call continues from"):
+    with pytest.raises(
+        RunInterrupted, match="interrupted after round 2; the same call continues from"
+    ):
         run_of(callbacks=[At(2, True)], folder=tmp_path / "run")
-    with pytest.raises(fedclade.RunError, match=re.escape("is unfinished; continue with: fedclade resume")):
+    with pytest.raises(
+        fedclade.RunError, match=re.escape("is unfinished; continue with: fedclade resume")
+    ):
         Run.load(tmp_path / "run")
     run = run_of(callbacks=[At(4, True), At(4, FINISH)], folder=tmp_path / "run")
     assert run.summary["stopped"]["round"] == 4
@@ -128,7 +144,9 @@ def test_a_run_that_was_killed_when_a_callback_had_finished_it_ends_there(tmp_pa
     run = run_of(folder=tmp_path / "run", checkpoint_every=1)
     assert run.summary["stopped"] == {"round": 2, "by": "At", "why": "on_round returned FINISH"}
     longer = run_of(rounds=8, folder=tmp_path / "run", checkpoint_every=1)
-    assert (longer.summary["rounds"], "stopped" in longer.summary) == (8, False), "more rounds were asked for"
+    assert (longer.summary["rounds"], "stopped" in longer.summary) == (8, False), (
+        "more rounds were asked for"
+    )
 
 
 # Finishing by hand
@@ -141,13 +159,20 @@ def test_an_interrupted_run_is_finished_where_it_stands(tmp_path, every):
         run_of(callbacks=[At(3, True)], folder=tmp_path / "run", evaluate_every=every)
     run = run_of(folder=tmp_path / "run", evaluate_every=every, finish=True)
     short = run_of(rounds=3, evaluate_every=every)
-    assert run.summary["stopped"] == {"round": 3, "by": "user", "why": "finished by hand after an interruption"}
+    assert run.summary["stopped"] == {
+        "round": 3,
+        "by": "user",
+        "why": "finished by hand after an interruption",
+    }
     assert run.summary["rounds"] == 3
     for name in ("accuracy", "clusters", "bytes_up", "bytes_down"):
         assert run.summary[name] == short.summary[name]
     assert list(run.client_rows) == list(short.client_rows)
     assert run.tree.nodes[0].model.equal(short.tree.nodes[0].model)
-    timeless = [[{k: v for k, v in row.items() if "seconds" not in k} for row in r.metric_rows] for r in (run, short)]
+    timeless = [
+        [{k: v for k, v in row.items() if "seconds" not in k} for row in r.metric_rows]
+        for r in (run, short)
+    ]
     assert timeless[0] == timeless[1]
     assert run_of(folder=tmp_path / "run", evaluate_every=every, finish=True).summary == run.summary
     assert run_of(folder=tmp_path / "run", evaluate_every=every, rounds=7).summary["rounds"] == 7
@@ -156,7 +181,10 @@ def test_an_interrupted_run_is_finished_where_it_stands(tmp_path, every):
 def test_only_a_run_in_a_folder_that_has_a_round_can_be_finished(tmp_path):
     with pytest.raises(ConfigError, match=r"finish = True finishes the run .* name it: folder="):
         run_of(finish=True)
-    with pytest.raises(CheckpointError, match=re.escape(f"{tmp_path / 'run'} has no checkpoint, so no round of a run")):
+    with pytest.raises(
+        CheckpointError,
+        match=re.escape(f"{tmp_path / 'run'} has no checkpoint, so no round of a run"),
+    ):
         run_of(finish=True, folder=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -168,16 +196,32 @@ def test_only_a_run_in_a_folder_that_has_a_round_can_be_finished(tmp_path):
     ("stopping", "scores", "why"),
     [
         (EarlyStopping(patience=2), [0.5, 0.6, 0.6], None),
-        (EarlyStopping(patience=2), [0.5, 0.6, 0.6, 0.5], "has not improved in 2 evaluations, since round 2"),
+        (
+            EarlyStopping(patience=2),
+            [0.5, 0.6, 0.6, 0.5],
+            "has not improved in 2 evaluations, since round 2",
+        ),
         (EarlyStopping(patience=1), [0.5, 0.6, 0.7], None),
         (EarlyStopping(patience=1), [0.5], None),
-        (EarlyStopping(patience=2), [0.5, math.nan, None], "has not improved in 2 evaluations, since round 1"),
+        (
+            EarlyStopping(patience=2),
+            [0.5, math.nan, None],
+            "has not improved in 2 evaluations, since round 1",
+        ),
         (EarlyStopping(patience=2), [math.nan, None], "has not improved in 2 evaluations, at all"),
         (EarlyStopping(patience=2), [math.nan, None, 0.1], None),
         (EarlyStopping(patience=2, min_delta=0.1), [0.5, 0.55, 0.61], None),
-        (EarlyStopping(patience=2, min_delta=0.1), [0.5, 0.55, 0.6], "in 2 evaluations, since round 1"),
+        (
+            EarlyStopping(patience=2, min_delta=0.1),
+            [0.5, 0.55, 0.6],
+            "in 2 evaluations, since round 1",
+        ),
         (EarlyStopping(patience=2, start_round=3), [0.9, 0.1, 0.2, 0.1], None),
-        (EarlyStopping(patience=2, start_round=3), [0.9, 0.1, 0.2, 0.1, 0.2], "in 2 evaluations, since round 3"),
+        (
+            EarlyStopping(patience=2, start_round=3),
+            [0.9, 0.1, 0.2, 0.1, 0.2],
+            "in 2 evaluations, since round 3",
+        ),
     ],
     ids=str,
 )
@@ -214,7 +258,9 @@ def test_a_value_out_of_range_is_refused(settings, text):
 def test_a_run_stops_early_by_validation_data_and_says_why(monkeypatch, way):
     scripted(monkeypatch, 0.1, 0.4, 0.3, 0.4, 0.9, 0.9)
     stopping = EarlyStopping("accuracy", 2)
-    run = run_of(**({"callbacks": [stopping]} if way == "callback" else {"early_stopping": stopping}))
+    run = run_of(
+        **({"callbacks": [stopping]} if way == "callback" else {"early_stopping": stopping})
+    )
     assert run.summary["rounds"] == 4
     assert run.summary["stopped"] == {
         "round": 4,
@@ -222,7 +268,12 @@ def test_a_run_stops_early_by_validation_data_and_says_why(monkeypatch, way):
         "why": "validation_accuracy has not improved in 2 evaluations, since round 2",
     }
     assert run.summary["chosen"]["round"] == 2
-    assert run.config["stop"] == {"metric": "accuracy", "patience": 2, "min_delta": 0.0, "start_round": 1}
+    assert run.config["stop"] == {
+        "metric": "accuracy",
+        "patience": 2,
+        "min_delta": 0.0,
+        "start_round": 1,
+    }
     assert "keep_best" not in run.config
 
 
@@ -240,20 +291,33 @@ def test_test_data_have_no_part_in_it(monkeypatch):
     assert [row["accuracy_mean"] for row in run.metric_rows] == [0.01, 0.02, 0.03]
 
 
-def test_clients_without_validation_data_or_an_unknown_metric_are_refused_before_the_first_round(tmp_path):
+def test_clients_without_validation_data_or_an_unknown_metric_are_refused_before_the_first_round(
+    tmp_path,
+):
     bare = federation_of([0, 1], validation=0)
     folder = {"folder": tmp_path / "run"}
     with pytest.raises(
-        ConfigError, match=r"stop.patience = 3 needs validation data of every client, and no client has"
+        ConfigError,
+        match=r"stop.patience = 3 needs validation data of every client, and no client has",
     ):
         run_of(federation=bare, callbacks=[EarlyStopping(patience=3)], **folder)
-    with pytest.raises(ConfigError, match=r"keep_best = true needs validation data of every client, .*set\s+data\.val"):
+    with pytest.raises(
+        ConfigError,
+        match=r"keep_best = true needs validation data of every client, .*set\s+data\.val",
+    ):
         run_of(federation=bare, keep_best=True, **folder)
-    with pytest.raises(ConfigError, match=r"unknown metric: stop.metric = 'acuracy'; did you mean 'accuracy'\? .*loss"):
+    with pytest.raises(
+        ConfigError,
+        match=r"unknown metric: stop.metric = 'acuracy'; did you mean 'accuracy'\? .*loss",
+    ):
         run_of(callbacks=[EarlyStopping("acuracy")], **folder)
     text = r"a run takes one EarlyStopping, or one section \[stop\], got \[EarlyStopping\(.*patience=1.*patience=2"
     with pytest.raises(ConfigError, match=text):
-        run_of(callbacks=[EarlyStopping(patience=2)], early_stopping=EarlyStopping(patience=1), **folder)
+        run_of(
+            callbacks=[EarlyStopping(patience=2)],
+            early_stopping=EarlyStopping(patience=1),
+            **folder,
+        )
     with pytest.raises(ConfigError, match=text):
         run_of(callbacks=[EarlyStopping(patience=1), EarlyStopping(patience=2)], **folder)
     assert not (tmp_path / "run").exists()
@@ -275,7 +339,9 @@ def test_inside_of_another_callback_it_says_what_it_needs(monkeypatch):
 
 
 @pytest.mark.parametrize("stops", [1, 2, 3])
-def test_a_run_that_is_continued_stops_in_the_same_round_with_the_same_bytes(tmp_path, monkeypatch, stops):
+def test_a_run_that_is_continued_stops_in_the_same_round_with_the_same_bytes(
+    tmp_path, monkeypatch, stops
+):
     scripted(monkeypatch, 0.1, 0.4, 0.3, 0.4, 0.9, 0.9)
     settings = {"early_stopping": EarlyStopping(patience=2), "keep_best": True}
     settings["algorithm"] = CFL(eps2=1e-3, split_rounds=(1, 3))
@@ -299,7 +365,9 @@ def test_more_rounds_change_nothing_of_a_run_that_has_stopped_early(tmp_path, mo
     assert longer.summary["stopped"] == run.summary["stopped"]
     assert longer.tree.nodes[0].model.equal(run.tree.nodes[0].model)
     other = {**stopping, "early_stopping": EarlyStopping(patience=3)}
-    with pytest.raises(fedclade.RunError, match=r"holds a run of another config: its stop.patience is 2, not 3"):
+    with pytest.raises(
+        fedclade.RunError, match=r"holds a run of another config: its stop.patience is 2, not 3"
+    ):
         run_of(folder=tmp_path / "run", rounds=8, **other)
 
 
@@ -339,7 +407,11 @@ def test_the_models_are_those_of_the_best_round_and_the_summary_has_both_rounds(
         "validation": {"accuracy": 0.1},
         "test": {"accuracy": last.summary["accuracy"]["mean"]},
     }
-    assert max(row["round"] for row in run.client_rows) == max(row["round"] for row in run.cluster_rows) == 2
+    assert (
+        max(row["round"] for row in run.client_rows)
+        == max(row["round"] for row in run.cluster_rows)
+        == 2
+    )
     assert last.model_round == 6
 
 
@@ -369,7 +441,10 @@ def test_without_any_score_the_last_round_is_kept_with_a_warning(monkeypatch, ca
     run = run_of(rounds=2, keep_best=True)
     assert run.model_round == 2
     assert "chosen" not in run.summary
-    assert "keep_best = true: no round has a finite score on validation data; the last round is kept" in caplog.text
+    assert (
+        "keep_best = true: no round has a finite score on validation data; the last round is kept"
+        in caplog.text
+    )
 
 
 def test_a_best_round_that_is_the_last_is_a_run_as_any(monkeypatch):
@@ -387,23 +462,32 @@ def test_every_engine_keeps_what_clients_keep_of_that_round(monkeypatch, engine)
     best = simulate("ditto", perceptron(), FEDERATION, rounds=3, keep_best=True, **settings)
     short = simulate("ditto", perceptron(), FEDERATION, rounds=2, **settings)
     assert best.kept.keys() == short.kept.keys() == {0, 1, 2, 3}
-    assert all(best.kept[client]["model"].equal(short.kept[client]["model"]) for client in best.kept)
+    assert all(
+        best.kept[client]["model"].equal(short.kept[client]["model"]) for client in best.kept
+    )
     assert best.summary["own_models"] == 4
     settings["personal"] = "head"
     best = simulate("fedavg", perceptron(), FEDERATION, rounds=3, keep_best=True, **settings)
     short = simulate("fedavg", perceptron(), FEDERATION, rounds=2, **settings)
     assert best.kept.keys() == short.kept.keys() == {0, 1, 2, 3}
-    assert all(best.kept[client]["personal"].equal(short.kept[client]["personal"]) for client in best.kept)
+    assert all(
+        best.kept[client]["personal"].equal(short.kept[client]["personal"]) for client in best.kept
+    )
 
 
 # In a config
 
 
-CONFIG = {"rounds": 6, "data": {"name": "digits", "clients": 2, "samples_per_client": 30, "validation_fraction": 0.3}}
+CONFIG = {
+    "rounds": 6,
+    "data": {"name": "digits", "clients": 2, "samples_per_client": 30, "validation_fraction": 0.3},
+}
 
 
 def test_a_config_has_a_section_for_it():
-    config = check_config({**CONFIG, "keep_best": True, "stop": {"patience": 2, "metric": "loss", "min_delta": 1}})
+    config = check_config(
+        {**CONFIG, "keep_best": True, "stop": {"patience": 2, "metric": "loss", "min_delta": 1}}
+    )
     assert config.settings.early_stopping == EarlyStopping("loss", 2, 1.0)
     assert config.settings.keep_best
     noted = config.as_dict()
@@ -411,7 +495,9 @@ def test_a_config_has_a_section_for_it():
     assert check_config(noted) == config
     plain = check_config(CONFIG)
     assert plain.settings.early_stopping is None
-    assert not {"stop", "keep_best"} & plain.as_dict().keys(), "so that runs of earlier versions can be continued"
+    assert not {"stop", "keep_best"} & plain.as_dict().keys(), (
+        "so that runs of earlier versions can be continued"
+    )
 
 
 @pytest.mark.parametrize(
@@ -431,9 +517,13 @@ def test_a_wrong_section_is_refused(section, text):
         check_config({**CONFIG, "stop": section})
 
 
-def test_a_run_of_a_config_stops_early_and_is_noted_so_that_it_can_be_run_again(monkeypatch, tmp_path):
+def test_a_run_of_a_config_stops_early_and_is_noted_so_that_it_can_be_run_again(
+    monkeypatch, tmp_path
+):
     scripted(monkeypatch, 0.1, 0.4, 0.3, 0.2, 0.1, 0.0)
-    config = check_config({**CONFIG, "keep_best": True, "model": {"name": "mclr"}, "stop": {"patience": 1}})
+    config = check_config(
+        {**CONFIG, "keep_best": True, "model": {"name": "mclr"}, "stop": {"patience": 1}}
+    )
     config.run(config.federation(), folder=tmp_path / "run")
     run = Run.load(tmp_path / "run")
     assert (run.summary["stopped"]["round"], run.model_round) == (3, 2)

@@ -50,14 +50,23 @@ CASES = {
     "projections of updates that fit are not": Case(False, COMPARES, PROJECTED),
     "actors send sums even where updates fit": Case(True, remote=True),
     "actors send projections": Case(True, COMPARES, PROJECTED, remote=True),
-    "actors send updates that are compared and fit, which is no reason to warn": Case(False, COMPARES, remote=True),
-    "actors send those that do not fit, with a warning": Case(False, COMPARES, size=FITS + 1, remote=True, warns=True),
-    "what needs single updates has them": Case(False, NeedsUpdates(), size=10 * BUDGET, remote=True),
-    "a robust rule has them": Case(False, settings={"aggregate": Aggregation(rule="median")}, size=10 * BUDGET),
+    "actors send updates that are compared and fit, which is no reason to warn": Case(
+        False, COMPARES, remote=True
+    ),
+    "actors send those that do not fit, with a warning": Case(
+        False, COMPARES, size=FITS + 1, remote=True, warns=True
+    ),
+    "what needs single updates has them": Case(
+        False, NeedsUpdates(), size=10 * BUDGET, remote=True
+    ),
+    "a robust rule has them": Case(
+        False, settings={"aggregate": Aggregation(rule="median")}, size=10 * BUDGET
+    ),
     "who says true streams": Case(True, settings={"stream": True}),
     "who says false does not": Case(False, settings={"stream": False}, size=10 * BUDGET),
     "central noise is on sums": Case(
-        True, settings={"privacy": CentralPrivacy(clip_norm=1.0, noise_multiplier=1.0), "stream": False}
+        True,
+        settings={"privacy": CentralPrivacy(clip_norm=1.0, noise_multiplier=1.0), "stream": False},
     ),
 }
 
@@ -69,6 +78,8 @@ def test_a_run_streams(case: Case, caplog: pytest.LogCaptureFixture):
     assert ("signature.kind = 'projected'" in caplog.text) is case.warns
 
 
-def test_the_warning_says_how_much_there_is_and_how_much_there_may_be(caplog: pytest.LogCaptureFixture):
+def test_the_warning_says_how_much_there_is_and_how_much_there_may_be(
+    caplog: pytest.LogCaptureFixture,
+):
     decide_stream(RunSettings(), COMPARES, 3_000_000_000, 2_000_000_000)
     assert "the updates of all clients take 3.0 GB, the run may take 2.0 GB" in caplog.text

@@ -33,7 +33,13 @@ def network(seed: int = 0) -> nn.Module:
 
 
 def ran(folder: Path, **settings: Any) -> Run:
-    given = {"rounds": 4, "engine": "loop", "local": LocalTraining(batch_size=8, lr=0.1), "task": TASK, **settings}
+    given = {
+        "rounds": 4,
+        "engine": "loop",
+        "local": LocalTraining(batch_size=8, lr=0.1),
+        "task": TASK,
+        **settings,
+    }
     federation = task_federation("regression", [0, 1, 0, 1])
     return simulate(CFL(split_rounds=(2,), eps2=1e-6), network, federation, folder=folder, **given)
 
@@ -44,7 +50,9 @@ def test_a_run_goes_on_with_its_task(tmp_path: Path):
         ran(tmp_path / "run", stop=lambda: next(calls), checkpoint_every=1)
     again, whole = ran(tmp_path / "run", checkpoint_every=1), ran(tmp_path / "whole")
     assert again.client_rows == whole.client_rows
-    assert [row["rmse_mean"] for row in again.metric_rows] == [row["rmse_mean"] for row in whole.metric_rows]
+    assert [row["rmse_mean"] for row in again.metric_rows] == [
+        row["rmse_mean"] for row in whole.metric_rows
+    ]
     kept = Run.load(tmp_path / "run")
     assert [metric["name"] for metric in kept.summary["metrics"]] == ["rmse", "r2"]
     assert kept.config["task"]["loss"] == "huber"
@@ -82,7 +90,9 @@ def test_an_error_is_reached_from_above(tmp_path: Path):
 
 def test_newcomers_are_scored_by_it(tmp_path: Path):
     run = ran(tmp_path / "run")
-    newcomers = renamed(task_federation("regression", [0, 1, 0, 1], seed=0), {0: 10, 1: 11, 2: 12, 3: 13})
+    newcomers = renamed(
+        task_federation("regression", [0, 1, 0, 1], seed=0), {0: 10, 1: 11, 2: 12, 3: 13}
+    )
     found = assign(run, newcomers, model=network, engine="loop")
     assert sum(row["right"] for row in found.rows) == 4
     assert all(row["rmse"] > 0 for row in found.rows)
@@ -94,16 +104,28 @@ def test_newcomers_to_a_run_whose_task_is_objects_are_given_it(tmp_path: Path):
 
     task = Task(loss=absolute, metrics=[MeanAbsoluteError()])
     ran(tmp_path / "run", task=task)
-    run, newcomers = Run.load(tmp_path / "run"), renamed(task_federation("regression", [0, 1]), {0: 10, 1: 11})
-    with pytest.raises(ConfigError, match=r"give fedclade\.assign the task of the run, as task=\.\.\.: unknown metric"):
+    run, newcomers = (
+        Run.load(tmp_path / "run"),
+        renamed(task_federation("regression", [0, 1]), {0: 10, 1: 11}),
+    )
+    with pytest.raises(
+        ConfigError,
+        match=r"give fedclade\.assign the task of the run, as task=\.\.\.: unknown metric",
+    ):
         assign(run, newcomers, model=network)
-    with pytest.raises(ConfigError, match=r"whose metrics are \['mean_absolute_error'\], got \['mae'\]"):
+    with pytest.raises(
+        ConfigError, match=r"whose metrics are \['mean_absolute_error'\], got \['mae'\]"
+    ):
         assign(run, newcomers, model=network, task="regression")
     found = assign(run, newcomers, model=network, task=task)
     assert [row["right"] for row in found.rows] == [True, True]
     assert found.metric == "mean_absolute_error"
-    by_name = assign(ran(tmp_path / "named", task=Task(loss="mae", metrics=["mae"])), newcomers, model=network)
-    assert [row["mean_absolute_error"] for row in found.rows] == pytest.approx([row["mae"] for row in by_name.rows])
+    by_name = assign(
+        ran(tmp_path / "named", task=Task(loss="mae", metrics=["mae"])), newcomers, model=network
+    )
+    assert [row["mean_absolute_error"] for row in found.rows] == pytest.approx(
+        [row["mae"] for row in by_name.rows]
+    )
 
 
 def test_the_card_of_a_model_names_it(tmp_path: Path):

@@ -10,7 +10,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fedclade import CFL, ConfigError, DataError, FedAvg, FedGroup, FlexCFL, LocalTraining, Run, simulate
+from fedclade import (
+    CFL,
+    ConfigError,
+    DataError,
+    FedAvg,
+    FedGroup,
+    FlexCFL,
+    LocalTraining,
+    Run,
+    simulate,
+)
 from fedclade.config import read_config
 from fedclade.core.errors import CheckpointError, RunInterrupted
 from fedclade.runs import Churn
@@ -31,7 +41,9 @@ def there(trace: Trace, *hours: float) -> list[list[int]]:
     return [np.flatnonzero(trace.there(3600 * hour)).tolist() for hour in hours]
 
 
-def test_a_file_says_when_clients_are_there_by_name_or_id_and_begins_anew_after_its_last_day(tmp_path):
+def test_a_file_says_when_clients_are_there_by_name_or_id_and_begins_anew_after_its_last_day(
+    tmp_path,
+):
     path = written(tmp_path, "c0,0,3600\n1,1800,7200\nc0,82800,86400\n2,0,90000\n")
     trace = Trace.read(path, FOUR)
     assert there(trace, 0, 0.5, 1, 2, 23.5, 24, 25) == [
@@ -67,8 +79,14 @@ def test_parquet_says_the_same(tmp_path):
     ("rows", "told"),
     [
         ("c0,5,5\n", "'from' should be at least 0 and below 'to', got from 5 to 5 in row 1"),
-        ("c0,0,5\nc1,-1,5\n", "'from' should be at least 0 and below 'to', got from -1 to 5 in row 2"),
-        ("c0,0,5\nc1,0,9\nc0,4,6\n", "intervals of client 'c0' overlap: from 0 to 5 and from 4 to 6"),
+        (
+            "c0,0,5\nc1,-1,5\n",
+            "'from' should be at least 0 and below 'to', got from -1 to 5 in row 2",
+        ),
+        (
+            "c0,0,5\nc1,0,9\nc0,4,6\n",
+            "intervals of client 'c0' overlap: from 0 to 5 and from 4 to 6",
+        ),
         (
             "c0,0,5\nnobody,0,9\n",
             "names clients that are not there: ['nobody']; they should be names or ids, such as 'c0' or",
@@ -98,9 +116,18 @@ def test_a_file_that_is_missing_lacks_a_column_or_outlasts_the_period_is_refused
     ("settings", "told"),
     [
         ({"trace": ""}, "presence.trace should be a file, 'daily', or left out, got ''"),
-        ({"trace": "daily", "round_seconds": 0.0}, "presence.round_seconds should be greater than 0, got 0"),
-        ({"trace": "daily", "trace_period": 9.0}, "presence.trace_period should be left out unless presence.trace is"),
-        ({"trace": "a.csv", "trace_period": -1.0}, "presence.trace_period should be greater than 0, got -1"),
+        (
+            {"trace": "daily", "round_seconds": 0.0},
+            "presence.round_seconds should be greater than 0, got 0",
+        ),
+        (
+            {"trace": "daily", "trace_period": 9.0},
+            "presence.trace_period should be left out unless presence.trace is",
+        ),
+        (
+            {"trace": "a.csv", "trace_period": -1.0},
+            "presence.trace_period should be greater than 0, got -1",
+        ),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings, told):
@@ -120,27 +147,41 @@ def test_hours_of_the_day_belong_to_seed_and_key_alone():
 @cache
 def daily(name: str) -> Run:
     presence = Churn(join_round=5, trace="daily")
-    return simulate(METHODS[name], "mclr", digits(), local=LocalTraining(lr=0.2), rounds=6, presence=presence)
+    return simulate(
+        METHODS[name], "mclr", digits(), local=LocalTraining(lr=0.2), rounds=6, presence=presence
+    )
 
 
 @pytest.mark.parametrize("name", ["cfl", "fl_hc", "ifca", "pacfl", "finetune"])
 def test_those_alone_that_are_there_train_and_all_that_belong_are_evaluated(name):
-    run, trace = daily(name), Trace.daily([c.key for c in digits().join(digits().newcomers).clients], 0)
+    run, trace = (
+        daily(name),
+        Trace.daily([c.key for c in digits().join(digits().newcomers).clients], 0),
+    )
     assert run.metric_rows
     for row in run.metric_rows:
         number = row["round"]
         expected = trace.there(3600.0 * (number - 1))[: 8 if number < 5 else 12].sum()
         assert row["clients_present"] == expected
         assert row["clients_trained"] <= expected
-        assert len([r for r in run.client_rows if r["round"] == number]) == (8 if number < 5 else 12)
+        assert len([r for r in run.client_rows if r["round"] == number]) == (
+            8 if number < 5 else 12
+        )
 
 
-def test_a_round_without_clients_leaves_the_models_as_they_are_and_so_does_a_cluster_without(tmp_path):
+def test_a_round_without_clients_leaves_the_models_as_they_are_and_so_does_a_cluster_without(
+    tmp_path,
+):
     rows = "c0,0,20\nc1,0,10\nc2,0,10\nc3,0,10\n"
     presence = Churn(trace=str(written(tmp_path, rows)), round_seconds=10.0)
     models = []
     run = simulate(
-        "oracle", linear(), FOUR, rounds=3, presence=presence, on_round=lambda _, tree: models.append(tree.leaves)
+        "oracle",
+        linear(),
+        FOUR,
+        rounds=3,
+        presence=presence,
+        on_round=lambda _, tree: models.append(tree.leaves),
     )
     told = [(e["round"], e["node"], e["clients"]) for e in run.events if e["kind"] == "too_few"]
     assert told == [(2, 2, 0), (3, 0, 0)]
@@ -164,7 +205,9 @@ def test_a_run_is_continued_bit_for_bit_and_not_with_another_trace(tmp_path):
 
     def once_more(folder=None, stop=None) -> Run:
         presence = Churn(trace=str(path))
-        return simulate(CFL(), "mclr", digits(), rounds=4, presence=presence, folder=folder, stop=stop)
+        return simulate(
+            CFL(), "mclr", digits(), rounds=4, presence=presence, folder=folder, stop=stop
+        )
 
     with pytest.raises(RunInterrupted):
         once_more(tmp_path / "run", lambda: True)
@@ -175,7 +218,9 @@ def test_a_run_is_continued_bit_for_bit_and_not_with_another_trace(tmp_path):
     path.write_text(kept)
     run, whole = once_more(tmp_path / "run"), once_more()
     assert run.tree.nodes[0].params.equal(whole.tree.nodes[0].params)
-    assert [row["clients_present"] for row in run.metric_rows] == [row["clients_present"] for row in whole.metric_rows]
+    assert [row["clients_present"] for row in run.metric_rows] == [
+        row["clients_present"] for row in whole.metric_rows
+    ]
 
 
 def test_a_config_names_a_trace_beside_it_and_says_nothing_where_there_is_none(tmp_path):
@@ -184,7 +229,10 @@ def test_a_config_names_a_trace_beside_it_and_says_nothing_where_there_is_none(t
     config = read_config(tmp_path / "run.toml")
     assert config.as_dict()["presence"]["trace"] == str(tmp_path / "hours.csv")
     assert config.presence.round_seconds == 600.0
-    assert read_config(tmp_path / "run.toml", ["presence.trace=daily"]).as_dict()["presence"]["trace"] == "daily"
+    assert (
+        read_config(tmp_path / "run.toml", ["presence.trace=daily"]).as_dict()["presence"]["trace"]
+        == "daily"
+    )
     (tmp_path / "plain.toml").write_text("rounds = 2\n")
     assert "presence" not in read_config(tmp_path / "plain.toml").as_dict()
     with pytest.raises(ConfigError, match=r"presence\.round_seconds should be greater than 0"):
@@ -196,7 +244,9 @@ def test_a_config_names_a_trace_beside_it_and_says_nothing_where_there_is_none(t
 def test_groups_are_founded_by_clients_that_are_there(method, seed):
     """With two clients to pre-train of eight, and a third of them there, both are away as a rule."""
     algorithm, spec = method(groups=2, pretrain_scale=1), LocalTraining(lr=0.2)
-    run = simulate(algorithm, "mclr", digits(), local=spec, rounds=2, presence=Churn(trace="daily"), seed=seed)
+    run = simulate(
+        algorithm, "mclr", digits(), local=spec, rounds=2, presence=Churn(trace="daily"), seed=seed
+    )
     first = run.metric_rows[0]
     there = np.flatnonzero(Trace.daily([c.key for c in digits().clients], seed).there(0)).tolist()
     assert first["clients_present"] == len(there)

@@ -22,12 +22,18 @@ def federation():
 
 
 def run_of(federation, rounds=4, **settings) -> Run:
-    return simulate("fedavg", "mclr", federation, local=SPEC, rounds=rounds, engine="loop", **settings)
+    return simulate(
+        "fedavg", "mclr", federation, local=SPEC, rounds=rounds, engine="loop", **settings
+    )
 
 
 def rows(metric: str, *scores) -> list[dict]:
     return [
-        {"round": number, f"{metric}_mean": 0.5, **({} if score is None else {f"validation_{metric}": score})}
+        {
+            "round": number,
+            f"{metric}_mean": 0.5,
+            **({} if score is None else {f"validation_{metric}": score}),
+        }
         for number, score in enumerate(scores, start=1)
     ]
 
@@ -63,7 +69,9 @@ def test_scores_are_those_of_examples_that_are_not_trained_on(federation):
     for client in federation.clients:
         assert not set(client.validation) & (set(client.train) | set(client.test))
         inputs, targets = federation.examples(client.id, "validation")
-        shares.append(float(((inputs.flatten(1) @ weight.T + bias).argmax(1) == targets).double().mean()))
+        shares.append(
+            float(((inputs.flatten(1) @ weight.T + bias).argmax(1) == targets).double().mean())
+        )
     assert run.metric_rows[0]["validation_accuracy"] == pytest.approx(np.mean(shares))
 
 
@@ -78,13 +86,18 @@ def test_a_run_that_is_continued_chooses_as_if_it_had_not_been(federation, tmp_p
 
 def test_without_validation_data_it_cannot_be():
     with pytest.raises(
-        ConfigError, match=r"evaluate_validation = true needs validation data .* set data.validation_fr"
+        ConfigError,
+        match=r"evaluate_validation = true needs validation data .* set data.validation_fr",
     ):
-        run_of(load_federation("digits", clients=2, samples_per_client=20), evaluate_validation=True)
+        run_of(
+            load_federation("digits", clients=2, samples_per_client=20), evaluate_validation=True
+        )
 
 
 def test_a_config_says_it_only_where_it_is_so():
-    assert "evaluate_validation" not in check_config({}).as_dict()  # so that runs of earlier versions can be continued
+    assert (
+        "evaluate_validation" not in check_config({}).as_dict()
+    )  # so that runs of earlier versions can be continued
     config = check_config({"evaluate_validation": True})
     assert config.as_dict()["evaluate_validation"] is True
     assert config.settings.evaluate_validation

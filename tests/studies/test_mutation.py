@@ -91,7 +91,11 @@ def test_a_mutant_changes_its_own_piece_of_the_text():
 def test_a_mutant_knows_its_function_or_the_name_that_it_is_given():
     by_text = {mutant.old: mutant for mutant in mutants()}
     assert (by_text["each is None"].function, by_text["each is None"].name) == ("Rule.step", "")
-    assert (by_text["2"].function, by_text["0.1"].function, by_text["0.1"].name) == ("Rule.step", "", "lr")
+    assert (by_text["2"].function, by_text["0.1"].function, by_text["0.1"].name) == (
+        "Rule.step",
+        "",
+        "lr",
+    )
 
 
 def test_instrumented_functions_report_their_calls():
@@ -187,7 +191,9 @@ def test_mutants_are_killed_or_survive_and_leave_the_copy_as_it_was(tmp_path: Pa
 
 
 def test_a_mutant_that_nothing_calls_is_untested(tmp_path: Path):
-    assert mutation.try_mutant(mutants()[0], [], 1.0, tmp_path, tmp_path) == mutation.Verdict("untested", "", 0.0, 0)
+    assert mutation.try_mutant(mutants()[0], [], 1.0, tmp_path, tmp_path) == mutation.Verdict(
+        "untested", "", 0.0, 0
+    )
 
 
 def test_tests_that_call_a_function_are_chosen_before_others():
@@ -197,12 +203,16 @@ def test_tests_that_call_a_function_are_chosen_before_others():
 
     def known(**tests: list[str]) -> dict[str, object]:
         return {
-            "tests": {name: {"seconds": 1.0, "wall": 1.0, "calls": calls} for name, calls in tests.items()},
+            "tests": {
+                name: {"seconds": 1.0, "wall": 1.0, "calls": calls} for name, calls in tests.items()
+            },
             "shared": [],
         }
 
     files = {
-        "tests/a/test_whole.py": known(**{"tests/a/test_whole.py::x": [function, "more", "and more"]}),
+        "tests/a/test_whole.py": known(
+            **{"tests/a/test_whole.py::x": [function, "more", "and more"]}
+        ),
         "tests/core/test_rng.py": known(
             **{
                 "tests/core/test_rng.py::idle": [],
@@ -214,7 +224,11 @@ def test_tests_that_call_a_function_are_chosen_before_others():
     }
     choice = mutation.Choice(files, {"tests/core/test_rng.py::flaky"})
     mutant = replace(mutants()[0], path=path, function="draw")
-    expected = ["tests/core/test_rng.py::draws", "tests/a/test_whole.py::x", "tests/core/test_rng.py::idle"]
+    expected = [
+        "tests/core/test_rng.py::draws",
+        "tests/a/test_whole.py::x",
+        "tests/core/test_rng.py::idle",
+    ]
     assert choice.tests(mutant) == expected
 
 

@@ -40,7 +40,9 @@ def tree(tmp_path: Path) -> Path:
 
 
 def test_each_kind_of_finding_is_counted_once_where_it_stands(tree: Path):
-    findings = {(each.kind, each.path.name, each.line) for each in readability.measure([tree]).findings}
+    findings = {
+        (each.kind, each.path.name, each.line) for each in readability.measure([tree]).findings
+    }
     assert findings == {
         ("relative clause", "module.py", 1),
         ("relative clause", "module.py", 4),
@@ -85,7 +87,9 @@ def test_the_same_seed_draws_the_same_sample_and_another_seed_another():
 def test_docstrings_stand_under_the_line_that_they_document():
     samples = readability.docstrings_below(readability.REPOSITORY / "src/fedclade/core")
     places = {sample.place: sample.text for sample in samples}
-    place, text = next((place, text) for place, text in places.items() if text.startswith("class ConfigError"))
+    place, text = next(
+        (place, text) for place, text in places.items() if text.startswith("class ConfigError")
+    )
     assert place.startswith("src/fedclade/core/errors.py:")
     assert "\n" in text
 

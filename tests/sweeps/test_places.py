@@ -55,5 +55,7 @@ def test_a_task_that_is_stopped_is_cancelled():
 
 
 def test_a_task_that_dies_is_an_error_that_says_how_to_continue():
-    with pytest.raises(RunError, match="a Ray task of the sweep has died: no memory; continue with --resume"):
+    with pytest.raises(
+        RunError, match="a Ray task of the sweep has died: no memory; continue with --resume"
+    ):
         place_on(StandInForRay()).outcome(RayError("no memory"), stop=lambda: False)

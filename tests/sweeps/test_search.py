@@ -30,15 +30,26 @@ LR = ["local.lr=0.001..0.3(log)"]
 def test_a_sweep_goes_by_validation_data_and_leaves_a_comparison(tmp_path):
     told = []
     found = sweep(
-        BASE, {"local.lr": [1e-4, 0.3]}, tmp_path / "s", sampler="grid", on_trial=lambda n, *_: told.append(n)
+        BASE,
+        {"local.lr": [1e-4, 0.3]},
+        tmp_path / "s",
+        sampler="grid",
+        on_trial=lambda n, *_: told.append(n),
     )
     found.save()
     assert told == [0, 1]
     assert [row.values for row in found.trials] == [{"local.lr": 0.3}, {"local.lr": 1e-4}]
     best = found.best
     (run,) = found.runs[best.label]
-    assert best.validation == run.summary["chosen"]["validation"]["accuracy"] > found.trials[1].validation
-    assert (best.test, best.last) == (run.summary["chosen"]["test"]["accuracy"], run.summary["accuracy"]["mean"])
+    assert (
+        best.validation
+        == run.summary["chosen"]["validation"]["accuracy"]
+        > found.trials[1].validation
+    )
+    assert (best.test, best.last) == (
+        run.summary["chosen"]["test"]["accuracy"],
+        run.summary["accuracy"]["mean"],
+    )
     rows = json.loads((tmp_path / "s" / "comparison.json").read_text())["rows"]
     assert [row["label"] for row in rows] == ["trial-01", "trial-00"]
     assert rows[0]["chosen"]["mean"] == best.test
@@ -54,7 +65,9 @@ def test_trials_may_stop_early_and_keep_their_best_round(tmp_path):
     for row in found.trials:
         (run,) = found.runs[row.label]
         assert run.summary["stopped"]["round"] == 2
-        assert row.test == run.summary["chosen"]["test"]["accuracy"] == run.summary["accuracy"]["mean"]
+        assert (
+            row.test == run.summary["chosen"]["test"]["accuracy"] == run.summary["accuracy"]["mean"]
+        )
         assert row.last == run.summary["last"]["test"]["accuracy"]
 
 
@@ -102,7 +115,13 @@ def test_a_trial_that_fails_does_not_end_the_others(tmp_path):
 def test_a_sweep_goes_by_the_clients_that_have_a_score(tmp_path):
     data = {**BASE["data"], "clients": 3, "partition": "pathological", "labels_per_client": 1}
     with pytest.raises(RunError, match="no round has a finite auroc on validation data"):
-        sweep({**BASE, "data": data}, LR, tmp_path / "s", trials=1, overrides=['task.metrics=["auroc"]'])
+        sweep(
+            {**BASE, "data": data},
+            LR,
+            tmp_path / "s",
+            trials=1,
+            overrides=['task.metrics=["auroc"]'],
+        )
 
 
 def test_trials_run_side_by_side_in_processes(tmp_path):
@@ -121,9 +140,21 @@ def test_trials_run_side_by_side_in_processes(tmp_path):
 @pytest.mark.parametrize(
     ("status", "started", "told"),
     [
-        (-9, True, "a process of the sweep has died, perhaps because it ran out of memory; set fewer --processes"),
-        (-9, False, "a process of the sweep has died, perhaps because it ran out of memory; set fewer --processes"),
-        (1, False, "ended with status 1 as it started; each process imports the script that calls sweep, so put the"),
+        (
+            -9,
+            True,
+            "a process of the sweep has died, perhaps because it ran out of memory; set fewer --processes",
+        ),
+        (
+            -9,
+            False,
+            "a process of the sweep has died, perhaps because it ran out of memory; set fewer --processes",
+        ),
+        (
+            1,
+            False,
+            "ended with status 1 as it started; each process imports the script that calls sweep, so put the",
+        ),
     ],
 )
 def test_a_process_that_dies_ends_the_sweep(status, started, told):
@@ -138,8 +169,12 @@ def test_a_process_that_dies_ends_the_sweep(status, started, told):
     assert told in str(caught.value)
 
 
-def test_a_script_without_a_main_guard_is_named_in_the_process_that_imports_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(places.multiprocessing.current_process(), "_inheriting", True, raising=False)
+def test_a_script_without_a_main_guard_is_named_in_the_process_that_imports_it(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(
+        places.multiprocessing.current_process(), "_inheriting", True, raising=False
+    )
     with pytest.raises(RunError, match=r"put the call under: if __name__ == '__main__':"):
         sweep(BASE, LR, tmp_path / "sweep", processes=2)
     assert not (tmp_path / "sweep").exists()
@@ -151,7 +186,9 @@ def test_a_script_without_a_main_guard_is_told_so(tmp_path):
     script.write_text(
         f"from fedclade import sweep\nsweep({BASE!r}, {LR!r}, {str(tmp_path / 'sweep')!r}, processes=2)\n"
     )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 1
     assert "RunError: a process of the sweep ended with status 1 as it started" in done.stderr
     assert "put the call under: if __name__ == '__main__':" in done.stderr
@@ -163,7 +200,9 @@ def test_bad_arguments_are_named(tmp_path):
         "a grid needs single values; list them": {"sampler": "grid"},
         "unknown metric: --metric 'acc'": {"metric": "acc"},
         "trials should be at least 1, got 0": {"trials": 0},
-        "a sweep needs validation data of every client": {"overrides": ["data.validation_fraction=0"]},
+        "a sweep needs validation data of every client": {
+            "overrides": ["data.validation_fraction=0"]
+        },
     }
     for why, arguments in cases.items():
         with pytest.raises(ConfigError, match=re.escape(why)):

@@ -20,7 +20,10 @@ from fedclade.sweeps.space import check_values, fitted
         ("local.epochs = 1..5", Parameter("local.epochs", 1, 5)),
         ("model.name=mlp,cnn", Parameter("model.name", values={"mlp": "mlp", "cnn": "cnn"})),
         ("local.lr=0.1,1", Parameter("local.lr", values={"0.1": 0.1, "1": 1})),
-        ("algorithm.eps1='auto',0.4", Parameter("algorithm.eps1", values={"auto": "auto", "0.4": 0.4})),
+        (
+            "algorithm.eps1='auto',0.4",
+            Parameter("algorithm.eps1", values={"auto": "auto", "0.4": 0.4}),
+        ),
         ("m.hidden=[8,8],[4]", Parameter("m.hidden", values={"[8, 8]": [8, 8], "[4]": [4]})),
     ],
 )
@@ -30,7 +33,10 @@ def test_a_range_or_a_list_of_values(text, parameter):
 
 def test_a_mapping_has_texts_or_lists():
     found = parse_over({"local.lr": "0.1..1", "local.epochs": [1, 5]})
-    assert found == [Parameter("local.lr", 0.1, 1.0), Parameter("local.epochs", values={"1": 1, "5": 5})]
+    assert found == [
+        Parameter("local.lr", 0.1, 1.0),
+        Parameter("local.epochs", values={"1": 1, "5": 5}),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -39,7 +45,10 @@ def test_a_mapping_has_texts_or_lists():
         ([], "a sweep needs something to vary; give --over, such as local.lr="),
         (["local.lr"], "--over takes key=low..high or key=a,b,c, such as local.lr=0.01..0.3(log)"),
         (["local.lr=1..0.5"], "local.lr=1..0.5: low should be less than high, got 1.0 and 0.5"),
-        (["local.lr=0..1(log)"], "a logarithmic range should begin above 0, got 0; leave out (log)"),
+        (
+            ["local.lr=0..1(log)"],
+            "a logarithmic range should begin above 0, got 0; leave out (log)",
+        ),
         (["local.lr=a..1"], "low should be a number, got 'a'"),
         (["local.lr=0..inf"], "high should be a number, got 'inf'"),
         (["local.lr=0.1..1(ln)"], "a range is low..high or low..high(log)"),
@@ -60,7 +69,9 @@ def check(overrides):
 
 
 def test_whole_ends_make_a_range_of_floats_where_the_config_has_floats():
-    lr, epochs, clip = fitted(parse_over(["local.lr=1..2", "local.epochs=1..2", "local.clip_norm=1..5"]), check)
+    lr, epochs, clip = fitted(
+        parse_over(["local.lr=1..2", "local.epochs=1..2", "local.clip_norm=1..5"]), check
+    )
     assert (lr.whole, epochs.whole, clip.whole) == (False, True, False)
 
 
@@ -68,5 +79,7 @@ def test_the_config_has_to_take_the_ends():
     with pytest.raises(ConfigError) as caught:
         check_values(parse_over(["local.lrr=0.5..1.5", "local.epochs=0..3"]), check)
     first, second = str(caught.value).splitlines()
-    assert first.startswith("--over local.lrr=0.5: unknown key of [local]: 'lrr'; did you mean 'lr'?")
+    assert first.startswith(
+        "--over local.lrr=0.5: unknown key of [local]: 'lrr'; did you mean 'lr'?"
+    )
     assert second == "--over local.epochs=0: local.epochs should be at least 1, got 0"

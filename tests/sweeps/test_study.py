@@ -12,7 +12,10 @@ from fedclade.sweeps.study import JOURNAL, Study
 
 pytest.importorskip("optuna")
 
-SPACE = [Parameter("local.lr", 0.01, 0.3, log=True), Parameter("model.name", values={"a": "a", "b": "b"})]
+SPACE = [
+    Parameter("local.lr", 0.01, 0.3, log=True),
+    Parameter("model.name", values={"a": "a", "b": "b"}),
+]
 TRIALS = 14
 """The last four of them are drawn by what those before came to."""
 
@@ -92,7 +95,9 @@ def test_a_trial_that_was_killed_while_it_drew_has_failed(tmp_path):
 def test_a_journal_of_another_sweep_or_of_nothing_is_refused(tmp_path):
     study(tmp_path / "s", rounds=3)
     study(tmp_path / "s", rounds=3)
-    with pytest.raises(RunError, match="holds another sweep: its rounds is 3, not 4; use the same command"):
+    with pytest.raises(
+        RunError, match="holds another sweep: its rounds is 3, not 4; use the same command"
+    ):
         study(tmp_path / "s", rounds=4)
     (tmp_path / "s" / JOURNAL).write_text("nothing\n")
     with pytest.raises(RunError, match=r"cannot read or write .*trials\.journal"):

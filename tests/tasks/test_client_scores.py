@@ -87,7 +87,9 @@ def given(name: str, form: str) -> object:
 
 @pytest.mark.parametrize("form", ["name", "object"])
 @pytest.mark.parametrize("name", NAMED)
-def test_a_client_with_two_of_ten_labels_has_scikit_learns_mean_over_these_two(name: str, form: str):
+def test_a_client_with_two_of_ten_labels_has_scikit_learns_mean_over_these_two(
+    name: str, form: str
+):
     logits, targets = two_of_ten()
     expected = by_scikit_learn(name, logits, targets)
     found = scored(given(name, form), "classification", logits, targets, LABELS)
@@ -107,7 +109,10 @@ def labels_alone(n: int = 6) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        *((name, None) for name in ("auroc", "average_precision", "specificity", "cohen_kappa", "mcc")),
+        *(
+            (name, None)
+            for name in ("auroc", "average_precision", "specificity", "cohen_kappa", "mcc")
+        ),
         *((name, 1.0) for name in ("f1", "precision", "recall", "balanced_accuracy")),
     ],
 )
@@ -120,14 +125,22 @@ def test_a_client_with_one_label_that_is_always_right(form: str, name: str, expe
 @pytest.mark.parametrize(
     ("target", "name", "expected"),
     [
-        *((1, name, None) for name in ("auroc", "average_precision", "specificity", "mcc", "cohen_kappa")),
+        *(
+            (1, name, None)
+            for name in ("auroc", "average_precision", "specificity", "mcc", "cohen_kappa")
+        ),
         *((1, name, 1.0) for name in ("f1", "precision", "recall")),
-        *((0, name, None) for name in ("auroc", "average_precision", "f1", "precision", "recall", "mcc")),
+        *(
+            (0, name, None)
+            for name in ("auroc", "average_precision", "f1", "precision", "recall", "mcc")
+        ),
         *((0, name, None) for name in ("cohen_kappa",)),
         (0, "specificity", 1.0),
     ],
 )
-def test_a_binary_client_with_one_class_that_is_always_right(target: int, name: str, expected: float | None):
+def test_a_binary_client_with_one_class_that_is_always_right(
+    target: int, name: str, expected: float | None
+):
     targets = torch.full((5,), float(target))
     outputs = torch.linspace(1, 2, 5)[:, None] * (2 * target - 1)
     for each in (name, NAMED[name](task="binary")):
@@ -146,7 +159,9 @@ def test_labels_without_examples_are_left_out_of_a_multilabel_mean(form: str, na
     present = {"specificity": [0, 1], "auroc": [0], "average_precision": [0]}.get(name, [0, 2])
     each = [scored(name, "binary", outputs[:, k : k + 1], targets[:, k], 1) for k in present]
     of = name if form == "name" else NAMED[name](task="multilabel", num_labels=3, average="macro")
-    assert scored(of, "multilabel", outputs, targets, 3) == pytest.approx(sum(each) / len(each), rel=1e-5)
+    assert scored(of, "multilabel", outputs, targets, 3) == pytest.approx(
+        sum(each) / len(each), rel=1e-5
+    )
 
 
 @pytest.mark.parametrize("label", [0, 1])
@@ -182,7 +197,8 @@ def test_constant_targets_have_no_score(name: str):
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"), [("r2", True), ("explained_variance", True), ("pearson", False), ("spearman", False)]
+    ("name", "expected"),
+    [("r2", True), ("explained_variance", True), ("pearson", False), ("spearman", False)],
 )
 def test_constant_predictions_have_no_correlation_but_explain_nothing(name: str, expected: bool):
     found = scored(name, "regression", torch.full((5, 1), 0.1), torch.linspace(0, 1, 5), 1)
@@ -203,14 +219,18 @@ def test_a_number_that_is_constant_is_left_out_of_the_mean_over_numbers(name: st
 
 @pytest.mark.parametrize(("scale", "shift"), [(1e-4, 0.0), (1.0, 2000.0)])
 @pytest.mark.parametrize("name", ["r2", "explained_variance"])
-def test_numbers_that_are_tiny_or_far_from_0_are_explained_as_others(name: str, scale: float, shift: float):
+def test_numbers_that_are_tiny_or_far_from_0_are_explained_as_others(
+    name: str, scale: float, shift: float
+):
     """Sums of squares below 1e-4 count as 0 in torchmetrics, and differences of large ones are lost."""
     draw = torch.Generator().manual_seed(0)
     targets = scale * torch.randn(20, generator=draw) + shift
     outputs = targets + 0.5 * scale * torch.randn(20, generator=draw)
     of = {"r2": sklearn.r2_score, "explained_variance": sklearn.explained_variance_score}[name]
     expected = of(targets.double().numpy(), outputs.double().numpy())
-    assert scored(name, "regression", outputs[:, None], targets, 1) == pytest.approx(expected, rel=1e-3)
+    assert scored(name, "regression", outputs[:, None], targets, 1) == pytest.approx(
+        expected, rel=1e-3
+    )
 
 
 def test_no_example_has_no_score():
@@ -235,13 +255,21 @@ def test_nothing_is_warned_of_for_labels_that_are_absent(recwarn: pytest.Warning
 @pytest.mark.parametrize(
     ("made", "kind", "count"),
     [
-        (torchmetrics.F1Score(task="multiclass", num_classes=3, average="macro"), "classification", 10),
+        (
+            torchmetrics.F1Score(task="multiclass", num_classes=3, average="macro"),
+            "classification",
+            10,
+        ),
         (torchmetrics.F1Score(task="binary"), "classification", 10),
         (torchmetrics.MeanSquaredError(num_outputs=3), "regression", 2),
     ],
 )
-def test_an_object_that_cannot_score_the_task_is_refused_at_once(made: torchmetrics.Metric, kind: TaskKind, count: int):
-    with pytest.raises(ConfigError, match=rf"task.metrics: .* cannot score a {kind} task with {count} outputs: "):
+def test_an_object_that_cannot_score_the_task_is_refused_at_once(
+    made: torchmetrics.Metric, kind: TaskKind, count: int
+):
+    with pytest.raises(
+        ConfigError, match=rf"task.metrics: .* cannot score a {kind} task with {count} outputs: "
+    ):
         metric(made, kind, count)
 
 
@@ -250,4 +278,6 @@ def test_weighted_and_micro_means_of_objects_stay_theirs():
     for average in ("weighted", "micro"):
         made = torchmetrics.F1Score(task="multiclass", num_classes=LABELS, average=average)
         expected = sklearn.f1_score(targets.numpy(), logits.argmax(1).numpy(), average=average)
-        assert scored(made, "classification", logits, targets, LABELS) == pytest.approx(expected, rel=1e-5)
+        assert scored(made, "classification", logits, targets, LABELS) == pytest.approx(
+            expected, rel=1e-5
+        )

@@ -29,10 +29,14 @@ def test_every_loss_is_compared_here():
 
 @pytest.mark.parametrize("name", OF_TORCH)
 @pytest.mark.parametrize(("outputs", "targets"), [((7,), (7,)), ((7, 1), (7,)), ((7, 3), (7, 3))])
-def test_a_loss_is_that_of_torch_for_each_example(name: str, outputs: tuple[int, ...], targets: tuple[int, ...]):
+def test_a_loss_is_that_of_torch_for_each_example(
+    name: str, outputs: tuple[int, ...], targets: tuple[int, ...]
+):
     given, wanted = drawn(*outputs), (drawn(*targets) > 0).float()
     losses, of_torch = LOSSES[name](given, wanted), OF_TORCH[name]()
-    expected = [of_torch(one.view(target.shape), target) for one, target in zip(given, wanted, strict=True)]
+    expected = [
+        of_torch(one.view(target.shape), target) for one, target in zip(given, wanted, strict=True)
+    ]
     torch.testing.assert_close(losses, torch.stack(expected))
     torch.testing.assert_close(losses.mean(), of_torch(given.view(targets), wanted))
 
@@ -45,7 +49,9 @@ def test_cross_entropy_of_labels_is_torchs():
 
 def test_cross_entropy_of_a_text_is_the_mean_over_places_that_count():
     logits, tokens = drawn(3, 2, 4), torch.tensor([[1, 2], [3, IGNORED], [IGNORED, IGNORED]])
-    each = nn.CrossEntropyLoss(reduction="none")(logits.view(-1, 4), tokens.clamp(min=0).view(-1)).view(3, 2)
+    each = nn.CrossEntropyLoss(reduction="none")(
+        logits.view(-1, 4), tokens.clamp(min=0).view(-1)
+    ).view(3, 2)
     losses = LOSSES["cross_entropy"](logits, tokens)
     torch.testing.assert_close(losses, torch.stack([each[0].mean(), each[1, 0], torch.tensor(0.0)]))
     assert count_targets(tokens).tolist() == [2, 1, 0]
@@ -60,7 +66,9 @@ def test_the_mean_of_a_batch_weighs_texts_by_their_places():
     """Cross-entropy is plain, and means of other losses weigh examples in the same way."""
     logits, tokens = drawn(2, 3, 4), torch.tensor([[1, 2, 3], [0, IGNORED, IGNORED]])
     by_heart = FittedTask("language").mean_loss(logits, tokens)
-    same = FittedTask("language", loss=lambda outputs, targets: LOSSES["cross_entropy"](outputs, targets))
+    same = FittedTask(
+        "language", loss=lambda outputs, targets: LOSSES["cross_entropy"](outputs, targets)
+    )
     assert not same.is_plain
     torch.testing.assert_close(same.mean_loss(logits, tokens), by_heart)
     torch.testing.assert_close(same.total_loss(logits, tokens), 4 * by_heart)

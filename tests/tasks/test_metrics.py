@@ -46,7 +46,10 @@ def by_hand(name: str, kind: TaskKind, outputs: int, given: Tensor, targets: Ten
         of: dict[str, Any] = {
             **{"mae": f.mean_absolute_error, "mse": f.mean_squared_error, "r2": f.r2_score},
             "rmse": functools.partial(f.mean_squared_error, squared=False),
-            **{"explained_variance": f.explained_variance, "mape": f.mean_absolute_percentage_error},
+            **{
+                "explained_variance": f.explained_variance,
+                "mape": f.mean_absolute_percentage_error,
+            },
             **{"smape": f.symmetric_mean_absolute_percentage_error},
             **{"pearson": f.pearson_corrcoef, "spearman": f.spearman_corrcoef},
         }
@@ -123,11 +126,27 @@ def test_labels_that_are_left_out_do_not_count():
 @pytest.mark.parametrize(
     ("name", "kind", "told"),
     [
-        ("acuracy", "classification", "unknown metric in [task]: 'acuracy'; did you mean 'accuracy'?"),
-        ("auroc", "regression", "'auroc' does not fit a regression task, it is for classification and binary and"),
-        ("mae", "binary", "task.metrics: 'mae' does not fit a binary task, it is for regression; choose from accu"),
+        (
+            "acuracy",
+            "classification",
+            "unknown metric in [task]: 'acuracy'; did you mean 'accuracy'?",
+        ),
+        (
+            "auroc",
+            "regression",
+            "'auroc' does not fit a regression task, it is for classification and binary and",
+        ),
+        (
+            "mae",
+            "binary",
+            "task.metrics: 'mae' does not fit a binary task, it is for regression; choose from accu",
+        ),
         ("f1", "language", "'f1' does not fit a language task"),
-        (3, "binary", "task.metrics should be names, or torchmetrics objects whose higher_is_better is true or fal"),
+        (
+            3,
+            "binary",
+            "task.metrics should be names, or torchmetrics objects whose higher_is_better is true or fal",
+        ),
     ],
 )
 def test_a_metric_that_is_not_one_is_refused(name: object, kind: TaskKind, told: str):

@@ -7,7 +7,10 @@ import torch
 
 from fedclade.tasks import mix_outputs
 
-OUTPUTS, PI = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([[0.2, 0.3, 0.5]] * 5)
+OUTPUTS, PI = (
+    torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0)),
+    torch.tensor([[0.2, 0.3, 0.5]] * 5),
+)
 
 
 def by_hand(probabilities):
@@ -15,11 +18,17 @@ def by_hand(probabilities):
 
 
 def test_probabilities_are_mixed_and_come_as_logits():
-    torch.testing.assert_close(mix_outputs("classification", OUTPUTS, PI).softmax(-1), by_hand(OUTPUTS.softmax(-1)))
+    torch.testing.assert_close(
+        mix_outputs("classification", OUTPUTS, PI).softmax(-1), by_hand(OUTPUTS.softmax(-1))
+    )
     places = OUTPUTS.view(3, 5, 2, 2)
-    torch.testing.assert_close(mix_outputs("language", places, PI).exp(), by_hand(places.softmax(-1)))
+    torch.testing.assert_close(
+        mix_outputs("language", places, PI).exp(), by_hand(places.softmax(-1))
+    )
     for kind in ("binary", "multilabel"):
-        torch.testing.assert_close(mix_outputs(kind, OUTPUTS, PI).sigmoid(), by_hand(OUTPUTS.sigmoid()))
+        torch.testing.assert_close(
+            mix_outputs(kind, OUTPUTS, PI).sigmoid(), by_hand(OUTPUTS.sigmoid())
+        )
 
 
 def test_numbers_are_mixed_as_they_are():

@@ -4,14 +4,23 @@ import math
 
 import pytest
 
-from fedclade.tasks.metrics import cluster_scores, gap_closed, mean_and_interval, mean_score, perplexity, spread
+from fedclade.tasks.metrics import (
+    cluster_scores,
+    gap_closed,
+    mean_and_interval,
+    mean_score,
+    perplexity,
+    spread,
+)
 
 
 def test_spread_of_eleven_clients():
     """0.0, 0.1, ..., 1.0: quantile q lies at q/100; the worst tenth of 11 is 2 clients."""
     summary = spread([k / 10 for k in reversed(range(11))])
     assert summary["mean"] == pytest.approx(0.5)
-    assert summary["std"] == pytest.approx(math.sqrt(sum((k / 10 - 0.5) ** 2 for k in range(11)) / 11))
+    assert summary["std"] == pytest.approx(
+        math.sqrt(sum((k / 10 - 0.5) ** 2 for k in range(11)) / 11)
+    )
     assert (summary["min"], summary["max"]) == (0.0, 1.0)
     assert {q: summary[f"p{q}"] for q in (5, 10, 25, 50, 75, 90)} == pytest.approx(
         {q: q / 100 for q in (5, 10, 25, 50, 75, 90)}
@@ -20,7 +29,10 @@ def test_spread_of_eleven_clients():
 
 
 def test_the_worst_tenth_of_perplexities_are_the_largest():
-    assert spread([float(k) for k in range(1, 21)], lower_is_better=True)["worst10_mean"] == (19 + 20) / 2
+    assert (
+        spread([float(k) for k in range(1, 21)], lower_is_better=True)["worst10_mean"]
+        == (19 + 20) / 2
+    )
 
 
 def test_perplexity_is_the_exponential_of_the_loss_and_does_not_overflow():

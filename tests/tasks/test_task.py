@@ -66,7 +66,9 @@ def test_a_loss_may_be_an_object():
 
 def test_a_loss_should_be_of_each_example():
     task = Task("regression", loss=nn.MSELoss()).of(OF["regression"])
-    with pytest.raises(ConfigError, match=r"should give one number for each of 2 examples, got shape \(\)"):
+    with pytest.raises(
+        ConfigError, match=r"should give one number for each of 2 examples, got shape \(\)"
+    ):
         task.losses(torch.zeros(2), torch.zeros(2))
 
 
@@ -92,7 +94,10 @@ def test_balanced_weights_are_by_the_counts_of_all_clients():
 
 
 def test_a_task_of_balanced_weights_has_no_losses_before_labels_are_counted():
-    with pytest.raises(ConfigError, match="'balanced' needs to know how many examples there are of each label, and no"):
+    with pytest.raises(
+        ConfigError,
+        match="'balanced' needs to know how many examples there are of each label, and no",
+    ):
         Task(class_weights="balanced").of(SPEC).mean_loss(torch.zeros(2, 3), torch.tensor([0, 1]))
 
 
@@ -100,13 +105,37 @@ def test_a_task_of_balanced_weights_has_no_losses_before_labels_are_counted():
     ("task", "kind", "told"),
     [
         (Task(loss="mee"), "regression", "unknown loss in [task]: 'mee'; did you mean"),
-        (Task(loss="huber"), "binary", "task.loss = 'huber' does not fit a binary task; choose from bce"),
-        (Task(loss="math:pi"), "regression", "task.loss = 'math:pi' should name a function of outputs and targets"),
-        (Task("binary"), "regression", "task = 'binary' does not fit the data (tiny), whose targets are of kind 'reg"),
+        (
+            Task(loss="huber"),
+            "binary",
+            "task.loss = 'huber' does not fit a binary task; choose from bce",
+        ),
+        (
+            Task(loss="math:pi"),
+            "regression",
+            "task.loss = 'math:pi' should name a function of outputs and targets",
+        ),
+        (
+            Task("binary"),
+            "regression",
+            "task = 'binary' does not fit the data (tiny), whose targets are of kind 'reg",
+        ),
         (Task(metrics=["mae", "mae"]), "regression", "task.metrics should be different metrics"),
-        (Task(class_weights=[1, 2]), "classification", "task.class_weights should be 3 numbers of at least 0, one for"),
-        (Task(class_weights=[1, -2]), "binary", "task.class_weights should be 2 numbers of at least 0"),
-        (Task(class_weights=[1]), "regression", "task.class_weights are for classification and binary tasks, not for"),
+        (
+            Task(class_weights=[1, 2]),
+            "classification",
+            "task.class_weights should be 3 numbers of at least 0, one for",
+        ),
+        (
+            Task(class_weights=[1, -2]),
+            "binary",
+            "task.class_weights should be 2 numbers of at least 0",
+        ),
+        (
+            Task(class_weights=[1]),
+            "regression",
+            "task.class_weights are for classification and binary tasks, not for",
+        ),
     ],
 )
 def test_what_does_not_fit_is_one_line(task: Task, kind: str, told: str):
@@ -127,12 +156,21 @@ def test_what_does_not_fit_is_one_line(task: Task, kind: str, told: str):
             {"metrics": "f1"},
             "task.metrics should be a list of names or torchmetrics objects, got 'f1'; a single one is",
         ),
-        ({"metrics": None}, "task.metrics should be a list of names or torchmetrics objects, got None"),
+        (
+            {"metrics": None},
+            "task.metrics should be a list of names or torchmetrics objects, got None",
+        ),
         ({"kind": 3}, "unknown kind of task: '3'"),
         ({"kind": "regresion"}, "unknown kind of task: 'regresion'; did you mean 'regression'?"),
         ({"loss": 3}, "task.loss should be a name or a function of outputs and targets, got 3"),
-        ({"class_weights": 3}, "task.class_weights should be 'balanced' or a list of numbers, got 3"),
-        ({"class_weights": ["a"]}, "task.class_weights should be 'balanced' or a list of numbers, got ['a']"),
+        (
+            {"class_weights": 3},
+            "task.class_weights should be 'balanced' or a list of numbers, got 3",
+        ),
+        (
+            {"class_weights": ["a"]},
+            "task.class_weights should be 'balanced' or a list of numbers, got ['a']",
+        ),
         ({"loss_over": "bach"}, "unknown task.loss_over: 'bach'; did you mean 'batch'?"),
     ],
 )
@@ -154,7 +192,10 @@ def test_a_loss_over_the_batch_is_part_of_what_describes_a_task():
     task = build_task("regression", "tests.tasks.test_task:squared", loss_over="batch")
     assert task.loss_over == "batch"
     assert task.described["loss_over"] == "batch"
-    assert task.of(OF["regression"]).described == "regression: tests.tasks.test_task:squared over the batch; mae"
+    assert (
+        task.of(OF["regression"]).described
+        == "regression: tests.tasks.test_task:squared over the batch; mae"
+    )
     assert "loss_over" not in Task().described
 
 
@@ -163,7 +204,9 @@ def test_a_loss_over_the_batch_is_its_mean_and_has_no_loss_of_each_example():
     outputs, targets = torch.tensor([[1.0], [3.0]]), torch.tensor([0.0, 1.0])
     assert float(task.mean_loss(outputs, targets)) == 2.5
     assert float(task.total_loss(outputs, targets)) == 5
-    with pytest.raises(ConfigError, match="squared has no loss of each example by itself, which this method needs"):
+    with pytest.raises(
+        ConfigError, match="squared has no loss of each example by itself, which this method needs"
+    ):
         task.losses(outputs, targets)
     with pytest.raises(ConfigError, match="as it weighs or compares examples"):
         task.mean_loss(outputs, targets, torch.ones(2))
@@ -189,7 +232,10 @@ def made() -> Task:
     [
         ({"name": "regresion"}, "did you mean 'regression'?"),
         ({"loss": "meh"}, "unknown loss in [task]: 'meh'"),
-        ({"name": "binary", "loss": "mae"}, "task.loss = 'mae' does not fit a binary task; choose from bce"),
+        (
+            {"name": "binary", "loss": "mae"},
+            "task.loss = 'mae' does not fit a binary task; choose from bce",
+        ),
         (
             {"name": "binary", "metrics": ["mae"]},
             "task.metrics: 'mae' does not fit a binary task, it is for regression",
@@ -199,8 +245,14 @@ def made() -> Task:
             {"class_weights": [1, -1]},
             "task.class_weights should be numbers of at least 0, one for each label, got [1, ",
         ),
-        ({"class_weights": "even"}, "task.class_weights should be 'balanced' or a list of numbers, got 'even'"),
-        ({"name": "math:pi"}, "task 'math:pi' should be a fedclade.Task, or a function that returns one, got 3.14"),
+        (
+            {"class_weights": "even"},
+            "task.class_weights should be 'balanced' or a list of numbers, got 'even'",
+        ),
+        (
+            {"name": "math:pi"},
+            "task 'math:pi' should be a fedclade.Task, or a function that returns one, got 3.14",
+        ),
     ],
 )
 def test_a_section_that_is_wrong(section: dict[str, Any], told: str):

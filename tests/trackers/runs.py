@@ -8,11 +8,25 @@ from typing import Any
 import pytest
 import torch
 
-from fedclade import CFL, Callback, EndRecord, LocalTraining, RoundRecord, Run, RunInterrupted, simulate
+from fedclade import (
+    CFL,
+    Callback,
+    EndRecord,
+    LocalTraining,
+    RoundRecord,
+    Run,
+    RunInterrupted,
+    simulate,
+)
 from fedclade.core import ParameterTree
 from tests.tiny import federation_of, linear
 
-CONFIG = {"seed": 0, "algorithm": {"name": "cfl", "eps2": 0.8}, "data": {"name": "tiny"}, "local": {"seed": None}}
+CONFIG = {
+    "seed": 0,
+    "algorithm": {"name": "cfl", "eps2": 0.8},
+    "data": {"name": "tiny"},
+    "local": {"seed": None},
+}
 
 
 class StopAt(Callback):
@@ -27,7 +41,10 @@ class StopAt(Callback):
 
 def run_with(*callbacks: Callback, **settings: Any) -> Run:
     """Run four clients for four rounds, in the second of which they part."""
-    algorithm, spec = CFL(eps2=1e-3, split_rounds=(2,)), LocalTraining(epochs=2, batch_size=10, lr=0.2)
+    algorithm, spec = (
+        CFL(eps2=1e-3, split_rounds=(2,)),
+        LocalTraining(epochs=2, batch_size=10, lr=0.2),
+    )
     settings = {"local": spec, "rounds": 4, "engine": "loop", "callbacks": callbacks} | settings
     return simulate(algorithm, linear(), federation_of((0, 1, 0, 1)), **settings)
 
@@ -41,11 +58,18 @@ def run_in_two_parts(folder: Path, first: Callback, second: Callback) -> Run:
     return run_with(second, folder=folder)
 
 
-def round_record(number: int, folder: Path | None = None, sizes: tuple[int, ...] = (2,), **metrics: Any) -> RoundRecord:
+def round_record(
+    number: int, folder: Path | None = None, sizes: tuple[int, ...] = (2,), **metrics: Any
+) -> RoundRecord:
     """Return the record of a round with these metrics, in clusters of these sizes."""
-    members, tree = iter(range(sum(sizes))), ParameterTree.root_only(range(sum(sizes)), torch.zeros(1))
+    members, tree = (
+        iter(range(sum(sizes))),
+        ParameterTree.root_only(range(sum(sizes)), torch.zeros(1)),
+    )
     if len(sizes) > 1:
-        tree = ParameterTree.star([[next(members) for _ in range(size)] for size in sizes], torch.zeros(1))
+        tree = ParameterTree.star(
+            [[next(members) for _ in range(size)] for size in sizes], torch.zeros(1)
+        )
     return RoundRecord(
         config=CONFIG,
         folder=folder,
@@ -60,4 +84,6 @@ def round_record(number: int, folder: Path | None = None, sizes: tuple[int, ...]
 
 def end_record(folder: Path | None = None, run: Run | None = None) -> EndRecord:
     """Return that of a run that was interrupted, or that finished."""
-    return EndRecord(config=CONFIG, folder=folder, reason="interrupted" if run is None else "finished", run=run)
+    return EndRecord(
+        config=CONFIG, folder=folder, reason="interrupted" if run is None else "finished", run=run
+    )

@@ -35,13 +35,17 @@ def runs_of(uri: str, experiment: str = "fedclade") -> list[Any]:
 def history(uri: str, run_id: str, tag: str) -> list[tuple[int, float]]:
     from mlflow import MlflowClient
 
-    return [(metric.step, metric.value) for metric in MlflowClient(uri).get_metric_history(run_id, tag)]
+    return [
+        (metric.step, metric.value) for metric in MlflowClient(uri).get_metric_history(run_id, tag)
+    ]
 
 
 def test_a_run_in_two_parts_is_one_run_there(tmp_path: Path, store: str):
     run = run_in_two_parts(tmp_path / "mine", MLflowTracker(), MLflowTracker())
     (found,) = runs_of(store)
-    assert json.loads((tmp_path / "mine" / "trackers.json").read_text()) == {"mlflow": {"id": found.info.run_id}}
+    assert json.loads((tmp_path / "mine" / "trackers.json").read_text()) == {
+        "mlflow": {"id": found.info.run_id}
+    }
     assert (found.info.run_name, found.info.status) == ("mine", "FINISHED")
     assert found.data.tags["method"] == "cfl"
     assert found.data.tags["data"] == "tiny"
@@ -72,7 +76,10 @@ def test_a_run_that_the_store_does_not_have_is_begun_anew(tmp_path: Path, store:
     tracker = MLflowTracker()
     tracker.on_round(round_record(3, tmp_path))
     (found,) = runs_of(store)
-    assert json.loads((tmp_path / "trackers.json").read_text()) == {"mlflow": {"id": found.info.run_id}, **others}
+    assert json.loads((tmp_path / "trackers.json").read_text()) == {
+        "mlflow": {"id": found.info.run_id},
+        **others,
+    }
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"mlflow": 1}', "\\x00"])
@@ -107,11 +114,18 @@ def test_without_sqlalchemy_it_writes_files_here(tmp_path: Path, monkeypatch: py
     tracker.on_round(round_record(1, None, accuracy_mean=0.5))
     (found,) = runs_of((tmp_path / "mlruns").as_uri())
     assert found.data.metrics["accuracy/mean"] == 0.5
-    assert found.data.params == {"seed": "0", "algorithm.name": "cfl", "algorithm.eps2": "0.8", "data.name": "tiny"}
+    assert found.data.params == {
+        "seed": "0",
+        "algorithm.name": "cfl",
+        "algorithm.eps2": "0.8",
+        "data.name": "tiny",
+    }
     assert CONFIG["local"] == {"seed": None}, "what is unset is no parameter"
 
 
 def test_without_mlflow_the_tracker_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "mlflow", None)
-    with pytest.raises(MissingExtraError, match=r"--log mlflow needs .*'mlflow-skinny'.*fedclade\[mlflow\]"):
+    with pytest.raises(
+        MissingExtraError, match=r"--log mlflow needs .*'mlflow-skinny'.*fedclade\[mlflow\]"
+    ):
         MLflowTracker()

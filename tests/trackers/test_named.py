@@ -23,12 +23,17 @@ def nothing():
 """
 
 
-def test_a_callback_of_ones_own_is_a_class_or_a_function_that_makes_one(tmp_path: Path, monkeypatch):
+def test_a_callback_of_ones_own_is_a_class_or_a_function_that_makes_one(
+    tmp_path: Path, monkeypatch
+):
     (tmp_path / "own_callbacks.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
     for name in ("Mine", "made"):
         assert isinstance(build_callback(f"own_callbacks:{name}"), Callback)
-    with pytest.raises(ConfigError, match=r"callback 'own_callbacks:nothing' should make a fedclade.Callback, got 1"):
+    with pytest.raises(
+        ConfigError,
+        match=r"callback 'own_callbacks:nothing' should make a fedclade.Callback, got 1",
+    ):
         build_callback("own_callbacks:nothing")
 
 
@@ -39,6 +44,8 @@ def test_an_unknown_name_is_refused():
 
 @pytest.mark.slow
 def test_fedclade_imports_no_tracker():
-    code = "import sys, fedclade; print({'mlflow', 'wandb', 'tensorboard', 'rich'} & set(sys.modules))"
+    code = (
+        "import sys, fedclade; print({'mlflow', 'wandb', 'tensorboard', 'rich'} & set(sys.modules))"
+    )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "set()"

@@ -7,7 +7,9 @@ from tests.trackers.runs import round_record
 
 
 def test_the_tags_are_columns_of_a_run():
-    config = check_config({"rounds": 1, "data": {"name": "digits", "clients": 2, "samples_per_client": 30}})
+    config = check_config(
+        {"rounds": 1, "data": {"name": "digits", "clients": 2, "samples_per_client": 30}}
+    )
     (row,) = config.run(config.federation()).metric_rows
     assert set(TAGS.values()) <= set(row)
     assert scores(row) == {

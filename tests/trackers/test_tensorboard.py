@@ -20,7 +20,10 @@ def events_in(folder: Path):
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     events = events_in(folder)
-    return {tag: [(e.step, round(e.value, 5)) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    return {
+        tag: [(e.step, round(e.value, 5)) for e in events.Scalars(tag)]
+        for tag in events.Tags()["scalars"]
+    }
 
 
 def text(folder: Path, tag: str) -> str:
@@ -56,7 +59,12 @@ def test_a_run_that_is_continued_replaces_what_it_does_again(tmp_path: Path):
     for number in (3, 4):
         second.on_round(round_record(number, tmp_path, accuracy_mean=0.9))
     second.on_end(end_record(tmp_path))
-    assert scalars(tmp_path / "tensorboard")["accuracy/mean"] == [(1, 0.1), (2, 0.1), (3, 0.9), (4, 0.9)]
+    assert scalars(tmp_path / "tensorboard")["accuracy/mean"] == [
+        (1, 0.1),
+        (2, 0.1),
+        (3, 0.9),
+        (4, 0.9),
+    ]
 
 
 def test_one_tracker_follows_one_run_after_another_and_keeps_their_summaries(tmp_path: Path):
@@ -75,7 +83,9 @@ def test_a_tracker_of_no_rounds_leaves_nothing(tmp_path: Path):
 
 
 def test_without_a_run_folder_it_needs_one_of_its_own(tmp_path: Path):
-    with pytest.raises(ConfigError, match="TensorBoardTracker needs a folder: set its folder, or that of the run"):
+    with pytest.raises(
+        ConfigError, match="TensorBoardTracker needs a folder: set its folder, or that of the run"
+    ):
         run_with(TensorBoardTracker())
     run_with(TensorBoardTracker(tmp_path / "events"))
     assert len(scalars(tmp_path / "events")["clusters/found"]) == 4
@@ -83,5 +93,7 @@ def test_without_a_run_folder_it_needs_one_of_its_own(tmp_path: Path):
 
 def test_without_tensorboard_the_tracker_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(MissingExtraError, match=r"--log tensorboard needs .*'tensorboard'.*fedclade\[tensorboard\]"):
+    with pytest.raises(
+        MissingExtraError, match=r"--log tensorboard needs .*'tensorboard'.*fedclade\[tensorboard\]"
+    ):
         TensorBoardTracker()

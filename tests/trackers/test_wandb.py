@@ -62,8 +62,13 @@ def wait_for_the_end(path: Path) -> None:
 
 def rows(path: Path) -> list[dict[str, float]]:
     """Return the history in a file."""
-    found = [record.history for record in records(path) if record.WhichOneof("record_type") == "history"]
-    return [{"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in row.item} for row in found]
+    found = [
+        record.history for record in records(path) if record.WhichOneof("record_type") == "history"
+    ]
+    return [
+        {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in row.item}
+        for row in found
+    ]
 
 
 @pytest.mark.slow
@@ -73,14 +78,18 @@ def test_both_parts_of_a_run_have_one_id(tmp_path: Path):
     kept = json.loads((tmp_path / "run" / "trackers.json").read_text())["wandb"]
     assert kept == {"id": kept["id"], "round": 4}
     known = kept["id"]
-    first, second = sorted((tmp_path / "run").glob(f"wandb/offline-run-*-{known}*/run-{known}.wandb"))
+    first, second = sorted(
+        (tmp_path / "run").glob(f"wandb/offline-run-*-{known}*/run-{known}.wandb")
+    )
     wait_for_the_end(second)
     assert [row["_step"] for row in rows(first)] == [1, 2, 3]
     assert [row["_step"] for row in rows(second)] == [4]
     written = [row["accuracy/mean"] for row in [*rows(first), *rows(second)]]
     assert written == pytest.approx([row["accuracy_mean"] for row in run.metric_rows])
     of_kind = {record.WhichOneof("record_type"): record for record in records(second)}
-    begun = next(record.run for record in records(first) if record.WhichOneof("record_type") == "run")
+    begun = next(
+        record.run for record in records(first) if record.WhichOneof("record_type") == "run"
+    )
     config = {item.key: json.loads(item.value_json) for item in begun.config.update}
     assert (begun.project, begun.display_name) == ("mine", "run")
     assert "method:cfl" in begun.tags
@@ -106,7 +115,9 @@ def test_who_is_not_logged_in_is_told_so_before_the_run(monkeypatch: pytest.Monk
     import wandb
 
     monkeypatch.setattr(wandb.setup().settings, "mode", "online")
-    with pytest.raises(ConfigError, match=r"Weights & Biases cannot be used: .*Or set WANDB_MODE=offline"):
+    with pytest.raises(
+        ConfigError, match=r"Weights & Biases cannot be used: .*Or set WANDB_MODE=offline"
+    ):
         WandbTracker()
 
 

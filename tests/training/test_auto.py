@@ -19,7 +19,17 @@ from fedclade.training.loop import LoopEngine
 from fedclade.training.stacked import StackedEngine
 from fedclade.training.vmap import VmapEngine
 from fedclade.training.workers import WorkersEngine
-from tests.training.worlds import LABELS, SPECS, Counts, Mixes, Scaled, Tied, features, perceptron, task_of
+from tests.training.worlds import (
+    LABELS,
+    SPECS,
+    Counts,
+    Mixes,
+    Scaled,
+    Tied,
+    features,
+    perceptron,
+    task_of,
+)
 
 
 def task(module: nn.Module, spec: str = "plain"):
@@ -34,7 +44,8 @@ def batched_is_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", ENGINES)
 @pytest.mark.parametrize(
-    ("module", "spec"), [*((perceptron, spec) for spec in SPECS), (Tied, "plain"), (Tied, "everything")]
+    ("module", "spec"),
+    [*((perceptron, spec) for spec in SPECS), (Tied, "plain"), (Tied, "everything")],
 )
 def test_every_engine_gives_the_same_updates(name, spec, module):
     expected, losses = LoopEngine().train(task(module(), spec))
@@ -44,7 +55,9 @@ def test_every_engine_gives_the_same_updates(name, spec, module):
 
 
 def test_an_unknown_engine_is_refused():
-    with pytest.raises(ConfigError, match=re.escape("unknown engine 'staked'; did you mean 'stacked'?")):
+    with pytest.raises(
+        ConfigError, match=re.escape("unknown engine 'staked'; did you mean 'stacked'?")
+    ):
         check_engine("staked")
     with pytest.raises(ConfigError, match="unknown engine 'lop'"):
         build_engine("lop")
@@ -91,20 +104,29 @@ def test_what_cannot_be_stacked_goes_to_vmap_and_the_log_says_so(batched_is_fast
     module = perceptron(Mixes())
     engine.train(task(module))
     assert engine.name == "vmap"
-    (line,) = [record.message for record in caplog.records if record.name == "fedclade.training.auto"]
+    (line,) = [
+        record.message for record in caplog.records if record.name == "fedclade.training.auto"
+    ]
     assert re.match(r"stacked: .*; training with engine vmap$", line)
 
 
 @pytest.mark.parametrize("layer", [Counts, lambda: nn.Sequential(Mixes(), nn.BatchNorm1d(8))])
 def test_what_cannot_be_mapped_either_goes_to_the_loop(batched_is_fastest, caplog, layer):
     engine = build_engine("auto")
-    same = [task_of(perceptron(layer()), features((24, 12)), LABELS, SPECS["plain"], (24, 12)) for _ in range(2)]
+    same = [
+        task_of(perceptron(layer()), features((24, 12)), LABELS, SPECS["plain"], (24, 12))
+        for _ in range(2)
+    ]
     expected, _ = LoopEngine().train(same[0])
     got, _ = engine.train(same[1])
     assert engine.name == "loop"
     assert torch.equal(got, expected)
-    (line,) = [record.message for record in caplog.records if record.name == "fedclade.training.auto"]
-    assert re.match(r"stacked: .*; vmap: .*changes its buffers in training; training with engine loop$", line)
+    (line,) = [
+        record.message for record in caplog.records if record.name == "fedclade.training.auto"
+    ]
+    assert re.match(
+        r"stacked: .*; vmap: .*changes its buffers in training; training with engine loop$", line
+    )
 
 
 @pytest.mark.parametrize("name", TOGETHER)
@@ -141,9 +163,13 @@ class Off(LoopEngine):
         self._types, self._always = types, always
 
     def train(self, task, out=None):
-        first = [job.generator.initial_seed() for job in task.jobs] == [rng.torch_seed(3, "test", k) for k in range(3)]
+        first = [job.generator.initial_seed() for job in task.jobs] == [
+            rng.torch_seed(3, "test", k) for k in range(3)
+        ]
         updates, losses = super().train(task, out)
-        return updates * (1.01 if task.models.dtype in self._types and (first or self._always) else 1), losses
+        return updates * (
+            1.01 if task.models.dtype in self._types and (first or self._always) else 1
+        ), losses
 
 
 class OnlyFloat32(nn.Module):
@@ -163,7 +189,12 @@ REFUSED = "Sequential gives other updates for clients together (relative error 9
         (Off(BOTH, always=False), (), REFUSED),
         (Off(SINGLE, always=False), (OnlyFloat32(),), REFUSED),
     ],
-    ids=["once and only in float32", "for every order", "in float64 too", "and float64 cannot be tried"],
+    ids=[
+        "once and only in float32",
+        "for every order",
+        "in float64 too",
+        "and float64 cannot be tried",
+    ],
 )
 def test_what_rounding_explains_is_no_disagreement(engine, layers, told):
     reason = objection(engine, task(perceptron(*layers)))
@@ -183,7 +214,10 @@ class Fails(LoopEngine):
 
 
 def test_an_engine_that_fails_is_told_with_its_error():
-    assert objection(Fails(), task(perceptron())) == "Sequential fails on clients together: out of memory"
+    assert (
+        objection(Fails(), task(perceptron()))
+        == "Sequential fails on clients together: out of memory"
+    )
 
 
 forked = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
@@ -213,7 +247,8 @@ def test_auto_trains_with_another_engine_where_one_kills_its_process(monkeypatch
     died = "the process that tried it died (signal SIGABRT)"
     assert f"stacked: {died}; vmap: {died}; training with engine loop" in caplog.text
     with pytest.raises(
-        ConfigError, match=re.escape(f"engine 'vmap' cannot train this model: {died}; use --engine auto")
+        ConfigError,
+        match=re.escape(f"engine 'vmap' cannot train this model: {died}; use --engine auto"),
     ):
         build_engine("vmap").train(task(perceptron()))
 
@@ -227,7 +262,9 @@ class Hangs(LoopEngine):
 def test_an_engine_that_hangs_in_the_trial_is_not_taken(monkeypatch):
     monkeypatch.setattr(auto, "LONGEST", 0.01)
     monkeypatch.setattr(auto, "TIMES_THE_LOOP", 0)
-    assert objection(Hangs(), task(perceptron())) == "the process that tried it did not end within 0 s"
+    assert (
+        objection(Hangs(), task(perceptron())) == "the process that tried it did not end within 0 s"
+    )
 
 
 @forked
@@ -244,7 +281,10 @@ def test_a_trial_has_as_many_threads_as_torch_has_here():
     try:
         large = torch.ones(2**20)
         assert float((large + large).sum()) == 2**21
-        assert objection(Counts(), task(perceptron())) == "Sequential fails on clients together: 2 threads"
+        assert (
+            objection(Counts(), task(perceptron()))
+            == "Sequential fails on clients together: 2 threads"
+        )
     finally:
         torch.set_num_threads(1)
 
@@ -263,7 +303,10 @@ def test_where_processes_cannot_be_forked_safely_engines_are_tried_here(monkeypa
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(os, "fork", lambda: pytest.fail("forked"))
     assert objection(StackedEngine(), task(perceptron())) is None
-    assert objection(Fails(), task(perceptron())) == "Sequential fails on clients together: out of memory"
+    assert (
+        objection(Fails(), task(perceptron()))
+        == "Sequential fails on clients together: out of memory"
+    )
 
 
 def test_dropout_is_no_disagreement(batched_is_fastest):
@@ -283,10 +326,14 @@ def test_a_parameter_of_the_users_own_trains(batched_is_fastest):
 def test_one_thread_may_train_convolutions_with_their_channels_last(monkeypatch):
     def network() -> nn.Module:
         torch.manual_seed(0)
-        return nn.Sequential(nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 4, 2), nn.Flatten(), nn.Linear(8, LABELS))
+        return nn.Sequential(
+            nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 4, 2), nn.Flatten(), nn.Linear(8, LABELS)
+        )
 
     offered = []
-    monkeypatch.setattr(auto, "fastest", lambda engines, _: offered.append(list(engines)) or list(engines)[-2])
+    monkeypatch.setattr(
+        auto, "fastest", lambda engines, _: offered.append(list(engines)) or list(engines)[-2]
+    )
     engine = build_engine("auto")
     got, _ = engine.train(task(network()))
     assert offered == [["stacked", "loop, channels last", "loop"]]

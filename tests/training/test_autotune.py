@@ -101,14 +101,18 @@ def test_the_fastest_is_taken_and_remembered(tmp_path, monkeypatch, caplog):
         assert fastest(measured, task()) == "other"
     assert "engine other is the fastest for this model (samples/s: one " in caplog.text
     assert kept(tmp_path)["engine"] == "other"
-    assert kept(tmp_path)["samples_per_second"]["other"] > kept(tmp_path)["samples_per_second"]["one"]
+    assert (
+        kept(tmp_path)["samples_per_second"]["other"] > kept(tmp_path)["samples_per_second"]["one"]
+    )
     another_process(monkeypatch)
     reversed_now = engines(0.001, 0.05)
     assert fastest(reversed_now, task()) == "other", "what is in the cache holds"
     assert [engine.calls for engine in reversed_now.values()] == [0, 0]
 
 
-def test_another_batch_size_module_number_of_clients_or_threads_is_measured_anew(tmp_path, monkeypatch):
+def test_another_batch_size_module_number_of_clients_or_threads_is_measured_anew(
+    tmp_path, monkeypatch
+):
     first = task()
     tasks = [
         first,
@@ -127,17 +131,24 @@ def test_measuring_leaves_the_draws_alone():
     measured = task()
     before = [job.generator.get_state() for job in measured.jobs]
     measure({"loop": LoopEngine(), **engines()}, measured)
-    assert all(torch.equal(job.generator.get_state(), state) for job, state in zip(measured.jobs, before, strict=True))
+    assert all(
+        torch.equal(job.generator.get_state(), state)
+        for job, state in zip(measured.jobs, before, strict=True)
+    )
 
 
 def test_slow_engines_get_the_fewest_repeats(monkeypatch):
     monkeypatch.setattr(autotune, "SECONDS", 0.01)
     slow = engines(0.02, 0.02)
     measure(slow, task())
-    assert [engine.calls for engine in slow.values()] == [1 + autotune.FEWEST_REPEATS] * 2, "and one to warm up"
+    assert [engine.calls for engine in slow.values()] == [1 + autotune.FEWEST_REPEATS] * 2, (
+        "and one to warm up"
+    )
 
 
-@pytest.mark.parametrize(("seconds", "repeats"), [(20, autotune.SURE), (0.04, 1)], ids=["a fast model", "a slow one"])
+@pytest.mark.parametrize(
+    ("seconds", "repeats"), [(20, autotune.SURE), (0.04, 1)], ids=["a fast model", "a slow one"]
+)
 def test_what_is_far_behind_at_first_is_not_measured_again(monkeypatch, seconds, repeats):
     monkeypatch.setattr(autotune, "SECONDS", seconds)
     far_behind, *close = measured = [Slow(0.2), Slow(0.002), Slow(0.003)]
@@ -146,7 +157,9 @@ def test_what_is_far_behind_at_first_is_not_measured_again(monkeypatch, seconds,
     assert all(engine.calls > autotune.FEWEST_REPEATS for engine in close)
 
 
-@pytest.mark.parametrize("at_first", [(0.1,), (0.0, 0.1), (0.1, 0.1)], ids=["to get ready", "once", "both"])
+@pytest.mark.parametrize(
+    "at_first", [(0.1,), (0.0, 0.1), (0.1, 0.1)], ids=["to get ready", "once", "both"]
+)
 def test_who_takes_long_at_first_is_not_far_behind(at_first):
     late, other = Slow(0.001, *at_first), Slow(0.002)
     speeds = measure({"late": late, "other": other}, task()).speeds
@@ -157,7 +170,9 @@ def test_who_takes_long_at_first_is_not_far_behind(at_first):
 @pytest.mark.parametrize("seconds", [0.0001, 0.01, 1.0])
 def test_other_work_on_the_machine_decides_nothing(seconds):
     """Neither which is the fastest nor how often each is measured: what counts is the time that engines compute."""
-    quiet, busy = ({"one": Slow(2 * seconds), "other": Slow(seconds, waits=waits)} for waits in (0.0, 9.0))
+    quiet, busy = (
+        {"one": Slow(2 * seconds), "other": Slow(seconds, waits=waits)} for waits in (0.0, 9.0)
+    )
     alone, beside = measure(quiet, task()), measure(busy, task())
     assert beside.speeds == pytest.approx(alone.speeds)
     assert beside.speeds["other"] > beside.speeds["one"]
@@ -182,12 +197,15 @@ def test_the_work_of_other_threads_and_processes_counts(clock, monkeypatch):
             return task.room(out), torch.zeros(len(task.jobs), dtype=torch.float64)
 
     one, threaded, workers = (
-        autotune._seconds(engine, task())[0] for engine in (Slow(0.1), Threaded(0.1), Workers("loop"))
+        autotune._seconds(engine, task())[0]
+        for engine in (Slow(0.1), Threaded(0.1), Workers("loop"))
     )
     assert (one, threaded, workers) == pytest.approx((0.1, 0.1 * 10 / 2, 0.01 + 0.03))
 
 
-def test_a_choice_of_a_busy_machine_is_measured_again_by_the_next_run(tmp_path, monkeypatch, caplog):
+def test_a_choice_of_a_busy_machine_is_measured_again_by_the_next_run(
+    tmp_path, monkeypatch, caplog
+):
     with caplog.at_level(logging.INFO):
         assert fastest(engines(0.001, 0.002, waits=1.0), task()) == "one"
     assert "the cores were busy for 50% of the time" in caplog.text
@@ -204,8 +222,15 @@ def test_a_sure_choice_is_measured_again_after_some_runs(tmp_path, monkeypatch):
         assert fastest(asked, task()) == "other"
         return asked["other"].calls > 0
 
-    assert [measured_in_the_next_run() for _ in range(RUNS + 1)] == [True, *[False] * (RUNS - 1), True]
-    assert [measured_in_the_next_run() for _ in range(2 * RUNS)] == [*[False] * (2 * RUNS - 1), True], "was confirmed"
+    assert [measured_in_the_next_run() for _ in range(RUNS + 1)] == [
+        True,
+        *[False] * (RUNS - 1),
+        True,
+    ]
+    assert [measured_in_the_next_run() for _ in range(2 * RUNS)] == [
+        *[False] * (2 * RUNS - 1),
+        True,
+    ], "was confirmed"
     assert kept(tmp_path)["confirmed"] == 2
 
 

@@ -9,7 +9,17 @@ import pytest
 import torch
 from torch import nn
 
-from fedclade import APFL, ConfigError, Ditto, FedAvg, FedRep, LocalTraining, ModelError, PerFedAvg, Scaffold
+from fedclade import (
+    APFL,
+    ConfigError,
+    Ditto,
+    FedAvg,
+    FedRep,
+    LocalTraining,
+    ModelError,
+    PerFedAvg,
+    Scaffold,
+)
 from fedclade.core import DataSpec, Layout, Round, rng
 from fedclade.tasks import FittedTask
 from fedclade.training import SimulatedClients
@@ -28,7 +38,9 @@ CPU = torch.device("cpu")
 
 def normed(norm: nn.Module | None = None) -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(FEATURES, 8), norm or nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, LABELS))
+    return nn.Sequential(
+        nn.Linear(FEATURES, 8), norm or nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, LABELS)
+    )
 
 
 def pooled(size: int) -> nn.Module:
@@ -79,7 +91,9 @@ class OneLess(nn.Module):
     """Drops the dimension of the batch where that has one example."""
 
     def forward(self, x):
-        return nn.functional.batch_norm(x.squeeze(), None, None, training=True) if self.training else x
+        return (
+            nn.functional.batch_norm(x.squeeze(), None, None, training=True) if self.training else x
+        )
 
 
 def rule_of(module: nn.Module, sizes=SIZES) -> BatchRule:
@@ -99,7 +113,17 @@ def rule_of(module: nn.Module, sizes=SIZES) -> BatchRule:
         (lambda: pooled(1), 2),
         (lambda: pooled(2), 1),
     ],
-    ids=["linear", "1d", "no scale", "sync", "layer", "group", "by hand", "1 x 1 maps", "2 x 2 maps"],
+    ids=[
+        "linear",
+        "1d",
+        "no scale",
+        "sync",
+        "layer",
+        "group",
+        "by hand",
+        "1 x 1 maps",
+        "2 x 2 maps",
+    ],
 )
 def test_a_model_needs_two_examples_where_one_cannot_be_normalised(make, smallest):
     """Of larger maps BatchNorm2d normalises the places of one example, as before."""
@@ -130,13 +154,20 @@ def test_a_server_finds_the_same_without_data():
         assert smallest_batch_for(module, Layout.of(module), schema) == smallest
     doubled = normed().double()
     assert smallest_batch_for(doubled, Layout.of(doubled), schema) == 2
-    columns = nn.Sequential(FirstColumn(), nn.BatchNorm1d(3), nn.Linear(3, LABELS))  # random numbers are no indices
+    columns = nn.Sequential(
+        FirstColumn(), nn.BatchNorm1d(3), nn.Linear(3, LABELS)
+    )  # random numbers are no indices
     assert smallest_batch_for(columns, Layout.of(columns), schema) == 2
     tokens = nn.Sequential(nn.Embedding(9, 3), nn.Flatten(), nn.BatchNorm1d(12), nn.Linear(12, 9))
-    assert smallest_batch_for(tokens, Layout.of(tokens), DataSpec("words", (4,), 9, vocabulary_size=9)) == 2
+    assert (
+        smallest_batch_for(tokens, Layout.of(tokens), DataSpec("words", (4,), 9, vocabulary_size=9))
+        == 2
+    )
 
 
-ONE_PLACE = "Expected more than 1 spatial element when training, got input size torch.Size([{}, 8, 1])"
+ONE_PLACE = (
+    "Expected more than 1 spatial element when training, got input size torch.Size([{}, 8, 1])"
+)
 INSTANCE_NORMS = {
     "of each input": (
         nn.InstanceNorm1d(8),
@@ -182,7 +213,9 @@ def test_a_client_with_one_example_that_nothing_can_be_done_for_is_named_before_
     with pytest.raises(ModelError, match=re.escape(text)):
         SimulatedClients(federation_of(TRUTH, SIZES), module)
     assert SimulatedClients(federation_of([0, 0], [21, 11]), module).smallest_batch == 2
-    private = SimulatedClients(federation_of(TRUTH, SIZES), module, always_replies=True)  # says nothing of its data
+    private = SimulatedClients(
+        federation_of(TRUTH, SIZES), module, always_replies=True
+    )  # says nothing of its data
     assert private.smallest_batch == 2
 
 
@@ -220,8 +253,12 @@ def test_joined_batches_are_trained_on_as_by_hand():
     own = normed().train()
     torch.nn.functional.cross_entropy(own(x), y).backward()
     weight = own[0].weight
-    torch.testing.assert_close(update[: weight.numel()], -0.1 * weight.grad.flatten(), rtol=1e-4, atol=1e-6)
-    assert update[-17:-9] == pytest.approx((0.1 * own[0](x).mean(0)).detach())  # the running mean of 11 examples
+    torch.testing.assert_close(
+        update[: weight.numel()], -0.1 * weight.grad.flatten(), rtol=1e-4, atol=1e-6
+    )
+    assert update[-17:-9] == pytest.approx(
+        (0.1 * own[0](x).mean(0)).detach()
+    )  # the running mean of 11 examples
 
 
 def test_a_client_with_one_example_trains_with_the_statistics_that_it_is_sent():
@@ -248,7 +285,8 @@ METHODS = {
 
 
 @pytest.mark.parametrize(
-    ("method", "engine"), [*((method, "stacked") for method in METHODS), ("fedavg", "auto"), ("fedavg", "workers")]
+    ("method", "engine"),
+    [*((method, "stacked") for method in METHODS), ("fedavg", "auto"), ("fedavg", "workers")],
 )
 def test_every_engine_gives_what_the_loop_gives(method, engine):
     """For clients whose last batch is joined, and those with one example; in rules, and in models of their own, too."""
@@ -258,21 +296,27 @@ def test_every_engine_gives_what_the_loop_gives(method, engine):
         for name in ("loop", engine)
     )
     for ours, theirs in zip(here.states, there.states, strict=True):
-        torch.testing.assert_close(theirs.tree.nodes[0].params, ours.tree.nodes[0].params, rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            theirs.tree.nodes[0].params, ours.tree.nodes[0].params, rtol=0, atol=1e-5
+        )
     assert here.states[-1].tree.nodes[0].params.isfinite().all()
     for client, model in own_models(here).items():
         torch.testing.assert_close(own_models(there)[client], model, rtol=0, atol=1e-5)
-    assert [log.losses for log in there.logs] == [pytest.approx(log.losses, abs=1e-5) for log in here.logs]
+    assert [log.losses for log in there.logs] == [
+        pytest.approx(log.losses, abs=1e-5) for log in here.logs
+    ]
     assert set(here.logs[-1].losses) == set(range(len(SIZES)))
 
 
 @pytest.mark.parametrize(
-    ("norm", "method"), [(lambda: nn.BatchNorm1d(8, track_running_stats=False), FedAvg()), (Variance, APFL())]
+    ("norm", "method"),
+    [(lambda: nn.BatchNorm1d(8, track_running_stats=False), FedAvg()), (Variance, APFL())],
 )
 def test_models_that_vmap_can_map_agree_too(norm, method):
     federation = federation_of([0, 0, 0], [21, 40, 11])
     here, there = (
-        play(method, *simulated(federation, normed(norm()), name), 1, spec=SPEC) for name in ("loop", "vmap")
+        play(method, *simulated(federation, normed(norm()), name), 1, spec=SPEC)
+        for name in ("loop", "vmap")
     )
     assert there.clients.clients.engine == "vmap"
     last, of_vmap = here.states[-1].tree.nodes[0].params, there.states[-1].tree.nodes[0].params

@@ -77,7 +77,9 @@ class Penalised(nn.Module):
         self.dense = nn.Linear(FEATURES, LABELS)
 
     def forward(self, x: Tensor) -> Tensor:
-        penalty = self.dense.weight.square().sum()  # whose backward comes after that of what follows
+        penalty = (
+            self.dense.weight.square().sum()
+        )  # whose backward comes after that of what follows
         return self.dense(x) * penalty
 
 
@@ -111,7 +113,9 @@ def test_updates_are_those_of_the_loop(name: str, spec: str):
 @pytest.mark.parametrize("spec", RULES)
 def test_the_gradient_of_a_large_layer_is_written_only_where_it_has_to_be(spec: str, rows: int):
     module, engine = convolutional(), ChannelsLastLoop()
-    alone = task_of(module, features((rows,)), LABELS, replace(RULES[spec], batch_size=rows), (rows,))
+    alone = task_of(
+        module, features((rows,)), LABELS, replace(RULES[spec], batch_size=rows), (rows,)
+    )
     engine.train(alone)
     dense = engine._copies[module].get_submodule("4")
     fused = spec in ("plain", "decay") and rows == FEW_ROWS
@@ -145,7 +149,9 @@ def test_small_layers_are_left_alone(monkeypatch: pytest.MonkeyPatch):
 
 def test_channels_come_last_in_memory_even_where_there_is_one():
     weight = fitted(convolutional()).get_parameter("1.weight")
-    assert weight.stride() == (4, 1, 2, 1), "not as contiguous() leaves it, for which one channel is in any order"
+    assert weight.stride() == (4, 1, 2, 1), (
+        "not as contiguous() leaves it, for which one channel is in any order"
+    )
 
 
 def test_the_users_module_stays_as_it_was():

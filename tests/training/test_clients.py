@@ -65,9 +65,20 @@ def test_anchors_reach_every_client_in_every_block():
     spec = LocalTraining(batch_size=4, lr=0.2, mu=0.5)
     updates = clients.train([2, 0, 1], models, [0, 0, 1], Round(1, spec, seed=9), anchors=[1, 0, 0])
     for i, (client, row, anchor) in enumerate([(2, 0, 1), (0, 0, 0), (1, 1, 0)]):
-        examples, draw = federation.examples(client, "train"), rng.torch_generator(9, "train", 1, client)
+        examples, draw = (
+            federation.examples(client, "train"),
+            rng.torch_generator(9, "train", 1, client),
+        )
         delta, _ = loop.train(
-            linear(), Layout.of(linear()), models[row], examples, spec, 0.2, FittedTask(), draw, anchor=models[anchor]
+            linear(),
+            Layout.of(linear()),
+            models[row],
+            examples,
+            spec,
+            0.2,
+            FittedTask(),
+            draw,
+            anchor=models[anchor],
         )
         assert torch.equal(updates.deltas[i], delta)
 
@@ -90,10 +101,15 @@ def updates_within(memory: int | None, monkeypatch, engine: Engine) -> Updates:
     """Return the updates of five clients of different sizes within so much memory."""
     monkeypatch.setattr(clients_module, "build_engine", lambda *_: engine)
     module = perceptron()
-    clients = SimulatedClients(federation_of([0, 1, 2, 0, 1], [12, 40, 9, 40, 15]), module, memory=memory)
+    clients = SimulatedClients(
+        federation_of([0, 1, 2, 0, 1], [12, 40, 9, 40, 15]), module, memory=memory
+    )
     models = two_models(clients.layout.flatten(module))
     return clients.train(
-        [4, 3, 2, 1, 0], models, [0, 1, 0, 1, 0], Round(2, LocalTraining(epochs=2, batch_size=4, lr=0.2))
+        [4, 3, 2, 1, 0],
+        models,
+        [0, 1, 0, 1, 0],
+        Round(2, LocalTraining(epochs=2, batch_size=4, lr=0.2)),
     )
 
 
@@ -101,16 +117,23 @@ def test_the_size_of_blocks_changes_nothing(monkeypatch):
     """To the last bit in the loop; clients of one size come together, and all of them when memory suffices."""
     engines = [Blocks() for _ in range(3)]
     whole, halves, one_by_one = (
-        updates_within(memory, monkeypatch, engine) for memory, engine in zip((None, 7000, 1), engines, strict=True)
+        updates_within(memory, monkeypatch, engine)
+        for memory, engine in zip((None, 7000, 1), engines, strict=True)
     )
-    assert [engine.seen for engine in engines] == [[[4, 3, 2, 1, 0]], [[3, 1], [4, 0], [2]], [[3], [1], [4], [0], [2]]]
+    assert [engine.seen for engine in engines] == [
+        [[4, 3, 2, 1, 0]],
+        [[3, 1], [4, 0], [2]],
+        [[3], [1], [4], [0], [2]],
+    ]
     assert torch.equal(halves.deltas, whole.deltas)
     assert torch.equal(one_by_one.deltas, whole.deltas)
     assert torch.equal(one_by_one.losses, whole.losses)
 
 
 def test_the_size_of_blocks_changes_nothing_but_rounding_where_clients_train_together(monkeypatch):
-    whole, blocks = (updates_within(memory, monkeypatch, StackedEngine()) for memory in (None, 7000))
+    whole, blocks = (
+        updates_within(memory, monkeypatch, StackedEngine()) for memory in (None, 7000)
+    )
     torch.testing.assert_close(blocks.deltas, whole.deltas, rtol=1e-5, atol=1e-6)
 
 
@@ -131,7 +154,9 @@ def test_a_batch_size_above_every_clients_data_takes_no_more_than_all_the_data(e
         pytest.skip("processes are forked on Linux only")
     sizes = [12, 40, 9, 40, 15]
     monkeypatch.setattr(Largest, "seen", 0)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)  # so that the work of a step is counted
+    monkeypatch.setattr(
+        torch, "get_num_threads", lambda: 2
+    )  # so that the work of a step is counted
     whole, capped = (
         SimulatedClients(
             federation_of([0, 1, 2, 0, 1], sizes), nn.Sequential(Largest(), linear()), engine=engine
@@ -177,7 +202,9 @@ class Scales(nn.Module):
 
 
 @pytest.mark.parametrize("engine", ["stacked", "auto"])
-def test_clients_that_cannot_train_together_in_some_round_train_in_the_loop(engine, monkeypatch, caplog):
+def test_clients_that_cannot_train_together_in_some_round_train_in_the_loop(
+    engine, monkeypatch, caplog
+):
     """To the bits of the loop, with the same draws; the log says so once, and later rounds are not held back by it."""
     monkeypatch.setattr(auto, "fastest", lambda engines, task: next(iter(engines)))
     federation, module = federation_of(TRUTH, SIZES), Scales()
@@ -190,12 +217,16 @@ def test_clients_that_cannot_train_together_in_some_round_train_in_the_loop(engi
         spec = LocalTraining(epochs=2, batch_size=4, momentum=0.5)
         return these.train([0, 1, 2], models, [0, 1, 0], Round(number, spec)).deltas
 
-    for number, models in enumerate([two_models(params)[[0, 0]], apart, apart, params.repeat(2, 1)], start=1):
+    for number, models in enumerate(
+        [two_models(params)[[0, 0]], apart, apart, params.repeat(2, 1)], start=1
+    ):
         got, expected = trained(clients, models, number), trained(by_loop, models, number)
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
         assert models is not apart or torch.equal(got, expected)
     assert clients.engine == "stacked"
-    (line,) = [record.message for record in caplog.records if record.name == "fedclade.training.clients"]
+    (line,) = [
+        record.message for record in caplog.records if record.name == "fedclade.training.clients"
+    ]
     assert line == (
         "engine stacked cannot train some clients together: 'scale' (Scales) is a buffer that differs between the "
         "models; using the loop"
@@ -215,7 +246,9 @@ def test_gradients_are_each_clients_own():
     updates = clients.gradients([1, 2], models, [1, 0], Round(1, LocalTraining()))
     for row, (client, model) in enumerate([(1, models[1]), (2, models[0])]):
         examples = federation.examples(client, "train")
-        expected, loss = loop.gradient(linear(), Layout.of(linear()), model, examples, FittedTask(), 100)
+        expected, loss = loop.gradient(
+            linear(), Layout.of(linear()), model, examples, FittedTask(), 100
+        )
         torch.testing.assert_close(updates.deltas[row], expected)
         assert float(updates.losses[row]) == pytest.approx(loss)
 
@@ -249,18 +282,24 @@ def test_evaluation_equals_accuracy_and_cross_entropy_by_hand():
     y = torch.tensor(VIEWS[1])[federation.pool.y[torch.from_numpy(data.validation)]]
     logits = x @ params[: FEATURES * LABELS].view(LABELS, FEATURES).T + params[FEATURES * LABELS :]
     assert float(evaluation.scores[:, 0][0]) == float((logits.argmax(1) == y).double().mean())
-    assert float(evaluation.losses[0]) == pytest.approx(float(nn.functional.cross_entropy(logits, y)), rel=1e-5)
+    assert float(evaluation.losses[0]) == pytest.approx(
+        float(nn.functional.cross_entropy(logits, y)), rel=1e-5
+    )
     assert evaluation.examples.tolist() == [10]
 
 
 def test_clients_with_the_same_indices_but_other_turns_do_not_share_inputs():
     federation = federation_of([0, 0])
-    images = torch.randn(len(federation.pool.x), 1, 2, 2, generator=torch.Generator().manual_seed(0))
+    images = torch.randn(
+        len(federation.pool.x), 1, 2, 2, generator=torch.Generator().manual_seed(0)
+    )
     pool = dataclasses.replace(federation.pool, x=images)
     shared = federation.clients[0].test
     turned = [dataclasses.replace(c, test=shared, quarter_turns=c.id) for c in federation.clients]
     module = nn.Sequential(nn.Flatten(), nn.Linear(4, LABELS))
-    clients, params = simulated(dataclasses.replace(federation, pool=pool, clients=tuple(turned)), module)
+    clients, params = simulated(
+        dataclasses.replace(federation, pool=pool, clients=tuple(turned)), module
+    )
     together = clients.evaluate([0, 1], params[None], [0, 0], "test")
     assert together.losses[0] != together.losses[1]
     assert together.losses[1] == clients.evaluate([1], params[None], [0], "test").losses[0]
@@ -277,7 +316,9 @@ def test_who_diverges_is_left_out():
     clients, params = simulated(federation_of(TRUTH, SIZES), linear())
     n = len(params)
     models = torch.stack([params, torch.full_like(params, 1e30)])
-    updates = clients.train([0, 1], models, [0, 1], Round(4, LocalTraining(lr=1e10, weight_decay=0.1)))
+    updates = clients.train(
+        [0, 1], models, [0, 1], Round(4, LocalTraining(lr=1e10, weight_decay=0.1))
+    )
     assert updates.ids == (0,)
     assert updates.left_out == {1: f"{n} of {n} entries are NaN or infinite"}
 
@@ -299,7 +340,9 @@ class TrainsBadly(nn.Module):
 def test_a_model_that_fails_in_training_names_client_and_round(engine):
     """The last batch of client 1 has three examples: 15 = 2·6 + 3."""
     clients, params = simulated(federation_of(TRUTH, SIZES), TrainsBadly(), engine)
-    text = re.escape("round 2: the model fails on the data of client 1 ('c1'): three examples are a crowd")
+    text = re.escape(
+        "round 2: the model fails on the data of client 1 ('c1'): three examples are a crowd"
+    )
     with pytest.raises(ModelError, match=text):
         clients.train([0, 1], params[None], [0, 0], Round(2, LocalTraining(batch_size=6)))
 
@@ -311,7 +354,9 @@ def test_a_model_with_too_few_outputs_is_refused():
 
 
 def test_a_model_that_does_not_take_the_inputs_is_refused():
-    text = re.escape("the model cannot take inputs of shape (6,) (tiny): mat1 and mat2 shapes cannot be multiplied")
+    text = re.escape(
+        "the model cannot take inputs of shape (6,) (tiny): mat1 and mat2 shapes cannot be multiplied"
+    )
     with pytest.raises(ModelError, match=text):
         SimulatedClients(federation_of(TRUTH), nn.Linear(5, LABELS))
 
@@ -339,9 +384,12 @@ def test_a_language_model_gives_outputs_for_every_place():
     )
     language = dataclasses.replace(federation, pool=pool)
     good = nn.Embedding(7, 7)
-    assert SimulatedClients(language, good).evaluate([0], torch.zeros(1, 49), [0], "test").examples.tolist() == [20 * 5]
+    assert SimulatedClients(language, good).evaluate(
+        [0], torch.zeros(1, 49), [0], "test"
+    ).examples.tolist() == [20 * 5]
     with pytest.raises(
-        ModelError, match=re.escape("should give (2, 5, 7) outputs for 7 labels of tiny, got (2, 5, 6)")
+        ModelError,
+        match=re.escape("should give (2, 5, 7) outputs for 7 labels of tiny, got (2, 5, 6)"),
     ):
         SimulatedClients(language, nn.Embedding(7, 6))
 
@@ -369,7 +417,8 @@ def test_an_unknown_device_is_refused():
 def test_cuda_is_refused_where_there_is_none(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(
-        ConfigError, match="device 'cuda' was asked for, but torch sees no CUDA device; use --device cpu"
+        ConfigError,
+        match="device 'cuda' was asked for, but torch sees no CUDA device; use --device cpu",
     ):
         choose_device("cuda")
     assert choose_device("auto") == "cpu"
@@ -385,12 +434,21 @@ def test_an_optimizer_goes_on_where_it_was_in_the_round_before(engine):
     """Of full batches, three rounds of an epoch are one round of three."""
     spec = LocalTraining(batch_size=100, optimizer="adam", keep_state=True)
     federation = federation_of(TRUTH, SIZES)
-    clients, params = SimulatedClients(federation, linear(), engine=engine), Layout.of(linear()).flatten(linear())
-    expected = clients.train(TRUTH, params[None], [0, 0, 0], Round(1, spec.in_epochs(3), purpose="other")).deltas
+    clients, params = (
+        SimulatedClients(federation, linear(), engine=engine),
+        Layout.of(linear()).flatten(linear()),
+    )
+    expected = clients.train(
+        TRUTH, params[None], [0, 0, 0], Round(1, spec.in_epochs(3), purpose="other")
+    ).deltas
 
     models = params.repeat(3, 1)
     for number in (1, 2, 3):
-        for purpose in ("train", "other", "train"):  # another leaves nothing; a round asked for again begins as before
+        for purpose in (
+            "train",
+            "other",
+            "train",
+        ):  # another leaves nothing; a round asked for again begins as before
             updates = clients.train(TRUTH, models, TRUTH, Round(number, spec, purpose=purpose))
         models = models + updates.deltas
     torch.testing.assert_close(models - params, expected)

@@ -24,7 +24,9 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     asked: list[int] = []
     inputs = Pool.inputs
     monkeypatch.setattr(
-        Pool, "inputs", lambda self, which, turns=0: asked.extend(which.tolist()) or inputs(self, which, turns)
+        Pool,
+        "inputs",
+        lambda self, which, turns=0: asked.extend(which.tolist()) or inputs(self, which, turns),
     )
     return asked
 
@@ -76,7 +78,11 @@ def test_what_does_not_fit_is_fetched_again(fetched):
 
 @pytest.mark.parametrize(
     ("budget", "kept"),
-    [(8 * EACH, ["train"]), (8 * EACH + 40 * INPUT, ["train", "test"]), (10**6, ["train", "test", "validation"])],
+    [
+        (8 * EACH, ["train"]),
+        (8 * EACH + 40 * INPUT, ["train", "test"]),
+        (10**6, ["train", "test", "validation"]),
+    ],
 )
 def test_training_data_come_first_then_test_data(budget, kept):
     """Of two clients, with 20 test and 10 validation examples each, whose inputs alone are kept."""
@@ -88,7 +94,9 @@ def test_training_data_come_first_then_test_data(budget, kept):
 def turned(*turns: int) -> Federation:
     """Return two clients with the same six images and others that share two of them, by their quarter turns."""
     y = torch.arange(16) % 2
-    pool = Pool("turned", torch.arange(64.0).view(16, 1, 2, 2), y, y.numpy(), np.arange(16), np.arange(0), 2)
+    pool = Pool(
+        "turned", torch.arange(64.0).view(16, 1, 2, 2), y, y.numpy(), np.arange(16), np.arange(0), 2
+    )
     template = replace(federation_of([0]).clients[0], train=np.arange(2), validation=np.arange(0))
     shared = np.array([5, 3, 0, 4, 2, 1])
     tests = [shared if k < 2 else np.array([3, 6 + k, 5]) for k in range(len(turns))]

@@ -17,7 +17,15 @@ from fedclade.channel import Channel, Permutation
 from fedclade.channel.signature import Permuting
 from fedclade.models import LoRA, build_model
 from fedclade.training import SimulatedClients
-from tests.tiny import FEATURES, LABELS, federation_of, linear, perceptron, simulated, task_federation
+from tests.tiny import (
+    FEATURES,
+    LABELS,
+    federation_of,
+    linear,
+    perceptron,
+    simulated,
+    task_federation,
+)
 
 
 def test_the_latent_is_what_goes_into_the_first_dense_layer_behind_the_last_convolution():
@@ -36,7 +44,10 @@ def test_without_convolutions_it_is_the_input_of_the_last_dense_layer_also_under
 
 
 def test_a_model_without_a_dense_layer_cannot_describe():
-    with pytest.raises(ModelError, match=r"Sequential has no dense layer \(nn\.Linear\) behind its last convolution"):
+    with pytest.raises(
+        ModelError,
+        match=r"Sequential has no dense layer \(nn\.Linear\) behind its last convolution",
+    ):
         latents(nn.Sequential(nn.Conv2d(1, 2, 3)), torch.rand(1, 1, 5, 5))
 
 
@@ -51,7 +62,9 @@ def test_directions_are_those_of_points_in_a_cube_whatever_its_side():
 def test_means_and_deviations_are_of_all_examples_and_of_each_label_as_the_client_sees_it():
     one_less = torch.tensor([0, 0, 2, 3])  # who has no label 1
     world = federation_of([0, 1], [40, 50])
-    world = replace(world, clients=(world.clients[0], replace(world.clients[1], label_map=one_less)))
+    world = replace(
+        world, clients=(world.clients[0], replace(world.clients[1], label_map=one_less))
+    )
     clients, params = simulated(world, linear())
     found = clients.ask(DescriptorQuery([1, 0], params, 3))
     assert found.shape == (2, 2 + 2 + 2 * LABELS, LABELS)
@@ -64,7 +77,9 @@ def test_means_and_deviations_are_of_all_examples_and_of_each_label_as_the_clien
         groups = [parts, *(parts[y == label] for label in range(LABELS))]
         absent = torch.full((LABELS,), -1.0, dtype=torch.float64)
         means, stds = ([f(g) if len(g) > 1 else absent for g in groups] for f in (mean, std))
-        torch.testing.assert_close(row[2:], torch.stack([means[0], stds[0], *means[1:], *stds[1:]]), atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            row[2:], torch.stack([means[0], stds[0], *means[1:], *stds[1:]]), atol=1e-5, rtol=0
+        )
     assert (found[0, [5, 9]] == -1).all()
     assert torch.equal(clients.ask(DescriptorQuery([0], params, 3, per_label=False)), found[1:, :4])
 
@@ -105,7 +120,9 @@ def test_what_is_not_possible_is_said():
         clients.ask(DescriptorQuery([0], params, 1, 7))
     numbers, module = task_federation("regression", [0]), nn.Sequential(nn.Linear(FEATURES, 1))
     clients, params = simulated(numbers, module)
-    with pytest.raises(ConfigError, match=r"described by itself in a regression task.*algorithm\.per_label = false"):
+    with pytest.raises(
+        ConfigError, match=r"described by itself in a regression task.*algorithm\.per_label = false"
+    ):
         clients.ask(DescriptorQuery([0], params, 1))
     assert clients.ask(DescriptorQuery([0], params, 1, 3, per_label=False)).shape == (1, 4, 3)
     assert DescriptorQuery([0], params, 1, per_label=False).shape(numbers.pool.schema) == (4, 10)
@@ -116,7 +133,10 @@ def test_components_beyond_a_narrow_latent_are_zeros():
     federation = federation_of([0, 1], [20, 26])
     narrow = replace(federation, pool=replace(federation.pool, x=federation.pool.x[:, :3]))
     clients, params = simulated(narrow, nn.Linear(3, LABELS))
-    found, exact = clients.ask(DescriptorQuery([0, 1], params, 1)), clients.ask(DescriptorQuery([0, 1], params, 1, 3))
+    found, exact = (
+        clients.ask(DescriptorQuery([0, 1], params, 1)),
+        clients.ask(DescriptorQuery([0, 1], params, 1, 3)),
+    )
     assert found.shape[2] == LABELS == 4
     torch.testing.assert_close(found[:, :, :3], exact)
     absent = (found == -1).all(2)

@@ -31,7 +31,9 @@ MAPS = [None if view is None else torch.tensor(view) for view in VIEWS]
 
 def pool_of(x: Tensor, y: Tensor, outputs: int, **more) -> Pool:
     everything = np.arange(len(x))
-    return Pool("tiny", x, y, np.zeros(len(x), dtype=np.int64), everything, everything[:0], outputs, **more)
+    return Pool(
+        "tiny", x, y, np.zeros(len(x), dtype=np.int64), everything, everything[:0], outputs, **more
+    )
 
 
 def clients_of(n: int, maps: list[Tensor | None], turns: int) -> tuple[ClientData, ...]:
@@ -41,10 +43,24 @@ def clients_of(n: int, maps: list[Tensor | None], turns: int) -> tuple[ClientDat
     """
     draw = np.random.default_rng(3)
     order = draw.permutation(n)
-    shared, parts = order[: n // 2], np.array_split(order[n // 2 :], np.cumsum([3, 5, 2, 9, 4, 1, 6]))
-    tests = [shared, shared, shared, shared[5:], shared[::-2].copy(), *parts[:2], np.repeat(parts[2], 2)]
+    shared, parts = (
+        order[: n // 2],
+        np.array_split(order[n // 2 :], np.cumsum([3, 5, 2, 9, 4, 1, 6])),
+    )
+    tests = [
+        shared,
+        shared,
+        shared,
+        shared[5:],
+        shared[::-2].copy(),
+        *parts[:2],
+        np.repeat(parts[2], 2),
+    ]
     return tuple(
-        ClientData(i, f"c{i}", i, parts[i], parts[-i - 1], tests[i], maps[i % len(maps)], turns * (i % 3)) for i in IDS
+        ClientData(
+            i, f"c{i}", i, parts[i], parts[-i - 1], tests[i], maps[i % len(maps)], turns * (i % 3)
+        )
+        for i in IDS
     )
 
 
@@ -66,14 +82,23 @@ def sentences() -> Federation:
 
 def perceptron_of_images(*layers: nn.Module) -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Flatten(), nn.Linear(SIDE**2, 8), *layers, nn.ReLU(), nn.Linear(8, LABELS))
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(SIDE**2, 8), *layers, nn.ReLU(), nn.Linear(8, LABELS)
+    )
 
 
 def convolutional() -> nn.Module:
     torch.manual_seed(0)
     norm = nn.BatchNorm2d(3)
-    norm.running_mean, norm.running_var = torch.tensor([0.1, -0.2, 0.3]), torch.tensor([0.5, 2.0, 1.0])
-    return nn.Sequential(*(nn.Conv2d(1, 3, 3), norm, nn.ReLU(), nn.Dropout2d(0.5)), nn.Flatten(), nn.Linear(12, LABELS))
+    norm.running_mean, norm.running_var = (
+        torch.tensor([0.1, -0.2, 0.3]),
+        torch.tensor([0.5, 2.0, 1.0]),
+    )
+    return nn.Sequential(
+        *(nn.Conv2d(1, 3, 3), norm, nn.ReLU(), nn.Dropout2d(0.5)),
+        nn.Flatten(),
+        nn.Linear(12, LABELS),
+    )
 
 
 class Reads(nn.Module):
@@ -154,11 +179,15 @@ def test_labels_of_language_data_may_differ_too():
     """Where there is a target: padding stays padding."""
     federation = sentences()
     swapped = torch.tensor([1, 0, 2, 3, 4, 6, 5])
-    whole = federation.pool.y.where(federation.pool.y != IGNORED, 2)  # so that the reference can map it
+    whole = federation.pool.y.where(
+        federation.pool.y != IGNORED, 2
+    )  # so that the reference can map it
     federation = replace(
         federation,
         pool=replace(federation.pool, y=whole),
-        clients=tuple(replace(c, label_map=swapped if c.id % 2 else None) for c in federation.clients),
+        clients=tuple(
+            replace(c, label_map=swapped if c.id % 2 else None) for c in federation.clients
+        ),
     )
     module = Reads()
     clients = SimulatedClients(federation, module)
@@ -170,7 +199,9 @@ def test_labels_of_language_data_may_differ_too():
 
 
 @pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize(("entries", "largest", "examples"), [(1, 1024, 2**20), (200, 3, 10), (1000, 7, 1)])
+@pytest.mark.parametrize(
+    ("entries", "largest", "examples"), [(1, 1024, 2**20), (200, 3, 10), (1000, 7, 1)]
+)
 def test_the_size_of_passes_changes_nothing(world, entries, largest, examples, monkeypatch):
     federation, module = (make() for make in WORLDS[world])
     models = models_of(SimulatedClients(federation, module), module)
@@ -221,7 +252,9 @@ def test_every_input_passes_through_a_model_once(passed):
     """Clients 0 to 4 hold 60 of the images in different parts, in three turns; 5, 6 and 7 hold 3, 5 and 2."""
     module, sizes = passed
     federation = images()
-    upright = replace(federation, clients=tuple(replace(c, quarter_turns=0) for c in federation.clients))
+    upright = replace(
+        federation, clients=tuple(replace(c, quarter_turns=0) for c in federation.clients)
+    )
     for world, distinct in ((upright, 60 + 3 + 5 + 2), (federation, 3 * 60 + 3 + 5 + 2)):
         clients = SimulatedClients(world, module)
         models = models_of(clients, module)
@@ -238,7 +271,9 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sizes: list[int] = []
     inputs = Pool.inputs
     monkeypatch.setattr(
-        Pool, "inputs", lambda self, which, turns=0: sizes.append(len(which)) or inputs(self, which, turns)
+        Pool,
+        "inputs",
+        lambda self, which, turns=0: sizes.append(len(which)) or inputs(self, which, turns),
     )
     return sizes
 
@@ -267,7 +302,9 @@ class OwnStatistics(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.layers = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, LABELS))
+        self.layers = nn.Sequential(
+            nn.Linear(6, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, LABELS)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x)
@@ -280,7 +317,9 @@ def test_clients_do_not_meet_in_a_module_that_mixes_examples(make):
     clients, params = simulated(federation_of([0, 1, 2]), module)
     together = clients.evaluate([0, 1, 2], params[None], [0] * 3, "test")
     alone = [clients.evaluate([client], params[None], [0], "test") for client in range(3)]
-    assert together.losses.tolist() == pytest.approx([float(one.losses[0]) for one in alone], rel=1e-6)
+    assert together.losses.tolist() == pytest.approx(
+        [float(one.losses[0]) for one in alone], rel=1e-6
+    )
     assert together.scores[:, 0].tolist() == [float(one.scores[:, 0][0]) for one in alone]
 
 
@@ -307,7 +346,9 @@ def test_clients_train_after_they_evaluated_on_their_training_data():
     clients, params = simulated(federation, perceptron())
     clients.evaluate([0, 1], params[None], [0, 0], "train")
     fresh, _ = simulated(federation, perceptron())
-    updates, expected = (c.train([0, 1], params[None], [0, 0], Round(1, spec)) for c in (clients, fresh))
+    updates, expected = (
+        c.train([0, 1], params[None], [0, 0], Round(1, spec)) for c in (clients, fresh)
+    )
     assert torch.equal(updates.deltas, expected.deltas)
 
 
@@ -319,7 +360,9 @@ def test_nobody_can_be_asked():
 def test_a_split_without_examples_is_an_error_that_names_the_client():
     federation = federation_of([0, 1])
     bare = replace(federation.clients[1], validation=np.arange(0))
-    clients, params = simulated(replace(federation, clients=(federation.clients[0], bare)), linear())
+    clients, params = simulated(
+        replace(federation, clients=(federation.clients[0], bare)), linear()
+    )
     text = "client 1 has no validation examples; set data.validation_fraction above 0"
     with pytest.raises(DataError, match=text):
         clients.evaluate([0, 1], params[None], [0, 0], "validation")
@@ -328,7 +371,9 @@ def test_a_split_without_examples_is_an_error_that_names_the_client():
 def test_a_model_of_another_length_is_refused():
     clients, params = simulated(federation_of([0]), linear())
     n = len(params)
-    with pytest.raises(ModelError, match=rf"a vector of {n} entries was expected, got shape \({n - 1},\)"):
+    with pytest.raises(
+        ModelError, match=rf"a vector of {n} entries was expected, got shape \({n - 1},\)"
+    ):
         clients.evaluate([0], params[None, 1:], [0], "test")
 
 
@@ -341,7 +386,9 @@ def test_every_client_needs_a_model():
 def test_score_counts_right_answers_and_nats_of_each_example():
     """Logits (0, 1) predict label 1 at −log p = log(1 + 1/e), against log(1 + e) for label 0."""
     logits = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
-    right, nats, counted = score(FittedTask(), logits, torch.tensor([0, 0, 1]), torch.tensor([1, 0, 1])).tolist()
+    right, nats, counted = score(
+        FittedTask(), logits, torch.tensor([0, 0, 1]), torch.tensor([1, 0, 1])
+    ).tolist()
     hit, miss = math.log(1 + math.exp(-1)), math.log(1 + math.e)
     assert (right, counted) == ([1, 0, 0], [1, 1, 1])
     assert nats == pytest.approx([hit, miss, miss], rel=1e-6)

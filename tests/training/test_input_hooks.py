@@ -51,12 +51,16 @@ class Pure(InPlace):
 
 def run_of(model: Any, federation: Federation | None = None, **settings: Any) -> fedclade.Run:
     settings = {"rounds": 3, "engine": "loop", "local": LOCAL, "algorithm": "fedavg", **settings}
-    return fedclade.simulate(settings.pop("algorithm"), model, federation or federation_of([0, 1, 2]), **settings)
+    return fedclade.simulate(
+        settings.pop("algorithm"), model, federation or federation_of([0, 1, 2]), **settings
+    )
 
 
 def check_same(one: fedclade.Run, other: fedclade.Run) -> None:
     torch.testing.assert_close(one.tree.nodes[0].params, other.tree.nodes[0].params)
-    assert [row["accuracy"] for row in one.client_rows] == [row["accuracy"] for row in other.client_rows]
+    assert [row["accuracy"] for row in one.client_rows] == [
+        row["accuracy"] for row in other.client_rows
+    ]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -82,7 +86,10 @@ def test_so_do_other_passes_than_those_of_plain_training(method: str):
 
 def test_so_do_clients_of_a_network():
     federation = federation_of([0, 1, 0, 1])
-    runs = [federated(grid_of(federation, make), "fedavg", make, rounds=3) for make in (_in_place, _pure)]
+    runs = [
+        federated(grid_of(federation, make), "fedavg", make, rounds=3)
+        for make in (_in_place, _pure)
+    ]
     check_same(*runs)
 
 
@@ -123,7 +130,9 @@ class SometimesInPlace(InPlace):
 
 
 def test_a_forward_that_works_in_place_on_some_inputs_alone_ends_the_run():
-    with pytest.raises(ModelError, match=r"forward has written into the clients' data, and does so for some inputs"):
+    with pytest.raises(
+        ModelError, match=r"forward has written into the clients' data, and does so for some inputs"
+    ):
         run_of(SometimesInPlace())
 
 
@@ -131,7 +140,10 @@ def test_a_forward_that_works_in_place_on_some_inputs_alone_ends_the_run():
 def test_a_single_layer_is_cast_to_as_well(engine: str):
     torch.manual_seed(0)
     layer = nn.Linear(FEATURES, 2)
-    whole, floats = (run_of(layer, table_of_whole_numbers(dtype), engine=engine) for dtype in (np.int64, np.float32))
+    whole, floats = (
+        run_of(layer, table_of_whole_numbers(dtype), engine=engine)
+        for dtype in (np.int64, np.float32)
+    )
     check_same(whole, floats)
 
 
@@ -199,7 +211,9 @@ def test_a_table_of_whole_numbers_is_cast_to_the_type_of_the_model(engine: str):
 
 
 def test_so_is_one_of_a_built_in_model():
-    whole, floats = (run_of("mlp", table_of_whole_numbers(dtype)) for dtype in (np.int32, np.float64))
+    whole, floats = (
+        run_of("mlp", table_of_whole_numbers(dtype)) for dtype in (np.int32, np.float64)
+    )
     check_same(whole, floats)
 
 
@@ -231,7 +245,9 @@ def test_an_embedding_gets_whole_numbers(engine: str):
 
 
 def test_an_embedding_that_is_too_small_is_named_by_its_own_error():
-    with pytest.raises(ModelError, match=r"the model cannot take inputs of shape .*index out of range"):
+    with pytest.raises(
+        ModelError, match=r"the model cannot take inputs of shape .*index out of range"
+    ):
         run_of(Reader(words=2), table_of_whole_numbers())
 
 
@@ -246,16 +262,23 @@ def test_a_model_keeps_its_type_whatever_that_of_the_data(dtype: torch.dtype):
     state = run.layout.state_dict(run.tree.nodes[0].params)
     assert {value.dtype for value in state.values()} == {dtype}
     # The server's vector: means over clients are not rounded to the digits of bfloat16.
-    assert run.tree.nodes[0].params.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert run.tree.nodes[0].params.dtype == (
+        torch.float64 if dtype == torch.float64 else torch.float32
+    )
 
 
-def trained_by_hand(dtype: torch.dtype, federation: Federation, spec: LocalTraining, rounds: int) -> Tensor:
+def trained_by_hand(
+    dtype: torch.dtype, federation: Federation, spec: LocalTraining, rounds: int
+) -> Tensor:
     """Return FedAvg's model, by plain torch in the type of the model and the mean in that of the server's vector."""
     exact = torch.float64 if dtype == torch.float64 else torch.float32
     module = classifier(dtype)
     model = torch.cat([p.detach().flatten() for p in module.parameters()]).to(exact)
     for number in range(1, rounds + 1):
-        moved, total = torch.zeros_like(model), sum(len(client.train) for client in federation.clients)
+        moved, total = (
+            torch.zeros_like(model),
+            sum(len(client.train) for client in federation.clients),
+        )
         for client in federation.clients:
             nn.utils.vector_to_parameters(model.to(dtype, copy=True), module.parameters())
             x, y = federation.examples(client.id, "train")
@@ -285,16 +308,22 @@ def test_local_training_is_in_the_type_of_the_model(dtype: torch.dtype):
 def test_every_engine_trains_a_model_in_float64_alike(engine: str):
     run = run_of(classifier(torch.float64), table_of_whole_numbers(), engine=engine)
     loop = run_of(classifier(torch.float64), table_of_whole_numbers())
-    torch.testing.assert_close(run.tree.nodes[0].params, loop.tree.nodes[0].params, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        run.tree.nodes[0].params, loop.tree.nodes[0].params, rtol=1e-12, atol=1e-12
+    )
 
 
 def test_a_model_in_bfloat16_is_trained_by_the_loop_alone_or_in_workers():
     federation = table_of_whole_numbers()
     for engine in ("stacked", "vmap"):
-        with pytest.raises(fedclade.ConfigError, match=r"its parameters are bfloat16; only float32 and float64 can be"):
+        with pytest.raises(
+            fedclade.ConfigError,
+            match=r"its parameters are bfloat16; only float32 and float64 can be",
+        ):
             run_of(classifier(HALF), federation, engine=engine)
     loop, workers, auto = (
-        run_of(classifier(HALF), federation, engine=engine) for engine in ("loop", "workers", "auto")
+        run_of(classifier(HALF), federation, engine=engine)
+        for engine in ("loop", "workers", "auto")
     )
     check_same(workers, loop)
     check_same(auto, loop)
@@ -313,13 +342,20 @@ def test_a_resumed_run_of_a_model_in_bfloat16_is_the_uninterrupted_one(tmp_path:
     whole = run_of(classifier(HALF), table_of_whole_numbers(), rounds=3)
     stopped = iter([False, True])
     with pytest.raises(fedclade.RunInterrupted):
-        run_of(classifier(HALF), table_of_whole_numbers(), folder=tmp_path / "run", stop=lambda: next(stopped))
+        run_of(
+            classifier(HALF),
+            table_of_whole_numbers(),
+            folder=tmp_path / "run",
+            stop=lambda: next(stopped),
+        )
     resumed = run_of(classifier(HALF), table_of_whole_numbers(), folder=tmp_path / "run")
     assert torch.equal(resumed.tree.nodes[0].params, whole.tree.nodes[0].params)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, HALF])
-def test_clients_of_a_network_train_models_of_any_type(dtype: torch.dtype, caplog: pytest.LogCaptureFixture):
+def test_clients_of_a_network_train_models_of_any_type(
+    dtype: torch.dtype, caplog: pytest.LogCaptureFixture
+):
     def make(seed: int) -> nn.Module:
         return classifier(dtype)
 
@@ -327,9 +363,13 @@ def test_clients_of_a_network_train_models_of_any_type(dtype: torch.dtype, caplo
     there = federated(grid_of(federation, make), "fedavg", make, rounds=2, local=LOCAL)
     assert ("updates travel in float32" in caplog.text) == (dtype == torch.float64)
     here = run_of(make, federation, rounds=2)
-    torch.testing.assert_close(there.tree.nodes[0].params, here.tree.nodes[0].params, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        there.tree.nodes[0].params, here.tree.nodes[0].params, rtol=1e-5, atol=1e-6
+    )
 
 
 def test_complex_parameters_are_refused():
-    with pytest.raises(ModelError, match=r"parameters of Linear should be real numbers .*, got torch.complex64"):
+    with pytest.raises(
+        ModelError, match=r"parameters of Linear should be real numbers .*, got torch.complex64"
+    ):
         run_of(nn.Linear(FEATURES, LABELS, dtype=torch.complex64))

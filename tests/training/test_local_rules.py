@@ -43,7 +43,9 @@ def normed() -> nn.Module:
 
 def assert_same(here, there) -> None:
     for ours, theirs in zip(here.states, there.states, strict=True):
-        torch.testing.assert_close(theirs.tree.nodes[0].params, ours.tree.nodes[0].params, rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            theirs.tree.nodes[0].params, ours.tree.nodes[0].params, rtol=0, atol=1e-5
+        )
     ours, theirs = own_models(here), own_models(there)
     assert ours.keys() == theirs.keys()
     for client, model in ours.items():
@@ -54,7 +56,8 @@ def assert_same(here, there) -> None:
 def test_all_at_once_gives_what_the_loop_gives(method):
     spec = SPEC if isinstance(method, Scaffold) else MOMENTUM
     loop, together = (
-        play(method, *simulated(world(), perceptron(), engine), 2, spec=spec) for engine in ("loop", "vmap")
+        play(method, *simulated(world(), perceptron(), engine), 2, spec=spec)
+        for engine in ("loop", "vmap")
     )
     assert together.clients.clients.engine == "vmap"
     assert_same(loop, together)
@@ -63,7 +66,10 @@ def test_all_at_once_gives_what_the_loop_gives(method):
 @pytest.mark.parametrize("engine", ["auto", "stacked", "workers"])
 def test_engines_that_take_plain_steps_leave_it_to_others(engine):
     method = METHODS["apfl"]
-    loop, other = (play(method, *simulated(world(), perceptron(), name), 2, spec=SPEC) for name in ("loop", engine))
+    loop, other = (
+        play(method, *simulated(world(), perceptron(), name), 2, spec=SPEC)
+        for name in ("loop", engine)
+    )
     assert other.clients.clients.engine in ("vmap", "loop")
     assert_same(loop, other)
 
@@ -74,7 +80,10 @@ def test_a_module_with_buffers_takes_the_loop(method):
     clients, params = simulated(world(), normed(), "stacked")
     assert_same(loop, play(method, clients, params, 2, spec=SPEC))
     assert clients.engine == "loop"
-    means = {client: model[clients.layout.n_parameters :][:8] for client, model in own_models(loop).items()}
+    means = {
+        client: model[clients.layout.n_parameters :][:8]
+        for client, model in own_models(loop).items()
+    }
     assert all(bool((mean != 0).all()) for mean in means.values()), "the running means have moved"
 
 

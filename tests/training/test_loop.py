@@ -27,10 +27,14 @@ def examples(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     return torch.randn(n, 2, generator=draw), torch.randint(2, (n,), generator=draw)
 
 
-def trained(model: Tensor, data, module=None, seed: int = 0, anchor: Tensor | None = None, **spec) -> Tensor:
+def trained(
+    model: Tensor, data, module=None, seed: int = 0, anchor: Tensor | None = None, **spec
+) -> Tensor:
     module = module or linear()
     settings, draw = LocalTraining(**spec), rng.torch_generator(seed, "t")
-    return loop.train(module, Layout.of(module), model, data, settings, settings.lr, FittedTask(), draw, anchor)[0]
+    return loop.train(
+        module, Layout.of(module), model, data, settings, settings.lr, FittedTask(), draw, anchor
+    )[0]
 
 
 def gradient_at_zero() -> Tensor:
@@ -85,7 +89,11 @@ def test_proximal_term_adds_mu_times_the_way_gone():
 
 def test_proximal_term_pulls_to_the_anchor_from_the_first_step_on():
     """Ditto: ∇(λ/2·‖v − w‖²) = λ (v − w), while the update is counted from v."""
-    data, v, w = one_example(), torch.tensor([0.5, 0.0, -0.5, 1.0]), torch.tensor([0.0, 1.0, 2.0, 3.0])
+    data, v, w = (
+        one_example(),
+        torch.tensor([0.5, 0.0, -0.5, 1.0]),
+        torch.tensor([0.0, 1.0, 2.0, 3.0]),
+    )
     first = -0.2 * (gradient_at(v, data) + 3.0 * (v - w))
     second = -0.2 * (gradient_at(v + first, data) + 3.0 * (v + first - w))
     torch.testing.assert_close(trained(v, data, anchor=w, epochs=2, lr=0.2, mu=3.0), first + second)
@@ -94,7 +102,11 @@ def test_proximal_term_pulls_to_the_anchor_from_the_first_step_on():
 
 def test_a_gradient_is_clipped_with_the_proximal_term_and_before_decay_and_momentum():
     """v₁ = c₁ + wθ, v₂ = 0.9 v₁ + c₂ + wθ₁, where c is the gradient of loss and proximal term, of norm 0.1 at most."""
-    data, theta, anchor = one_example(), torch.tensor([0.5, 0.0, -0.5, 1.0]), torch.tensor([0.0, 1.0, 2.0, 3.0])
+    data, theta, anchor = (
+        one_example(),
+        torch.tensor([0.5, 0.0, -0.5, 1.0]),
+        torch.tensor([0.0, 1.0, 2.0, 3.0]),
+    )
 
     def clipped(model: Tensor) -> Tensor:
         gradient = gradient_at(model, data) + 3.0 * (model - anchor)
@@ -129,7 +141,14 @@ def test_the_loss_is_the_mean_over_all_examples_seen():
     module = linear()
     spec = LocalTraining(epochs=2, lr=0.3)
     _, loss = loop.train(
-        module, Layout.of(module), torch.zeros(4), one_example(), spec, 0.3, FittedTask(), rng.torch_generator(0, "t")
+        module,
+        Layout.of(module),
+        torch.zeros(4),
+        one_example(),
+        spec,
+        0.3,
+        FittedTask(),
+        rng.torch_generator(0, "t"),
     )
     margin = 0.3 * 5.0  # after the step the logits are ±0.3·(½·1 + 1·2), apart by 0.3·5
     assert loss == pytest.approx((math.log(2) + math.log(1 + math.exp(-margin))) / 2)
@@ -139,7 +158,14 @@ def test_the_given_step_size_counts_not_the_first_rounds():
     module = linear()
     draw = rng.torch_generator(0, "t")
     update, _ = loop.train(
-        module, Layout.of(module), torch.zeros(4), one_example(), LocalTraining(lr=0.3), 0.03, FittedTask(), draw
+        module,
+        Layout.of(module),
+        torch.zeros(4),
+        one_example(),
+        LocalTraining(lr=0.3),
+        0.03,
+        FittedTask(),
+        draw,
     )
     torch.testing.assert_close(update, -0.03 * gradient_at_zero())
 
@@ -183,7 +209,9 @@ def test_frozen_parameters_stay():
     module = nn.Sequential(linear(2, 2), linear(2, 2))
     module[0].requires_grad_(False)
     before, layout = module[0].weight.clone(), Layout.of(module)
-    update = layout.unflatten(trained(layout.flatten(module), examples(6), module, weight_decay=0.1))
+    update = layout.unflatten(
+        trained(layout.flatten(module), examples(6), module, weight_decay=0.1)
+    )
     assert torch.equal(module[0].weight, before)
     assert list(update) == ["1.weight"]
     assert update["1.weight"].abs().max() > 0
@@ -205,7 +233,9 @@ def test_a_parameter_that_the_loss_does_not_reach_stays():
     layout = Layout.of(module)
     update = layout.unflatten(trained(layout.flatten(module), examples(6), module, mu=0.5))
     assert update["unused"].tolist() == [0, 0, 0]
-    gradient, _ = loop.gradient(module, layout, layout.flatten(module), examples(6), FittedTask(), 4)
+    gradient, _ = loop.gradient(
+        module, layout, layout.flatten(module), examples(6), FittedTask(), 4
+    )
     assert layout.unflatten(gradient)["unused"].tolist() == [0, 0, 0]
 
 
@@ -237,14 +267,18 @@ def test_gradient_is_minus_that_of_the_mean_loss_however_it_is_cut(chunk):
     data, theta = examples(7), torch.tensor([0.1, -0.2, 0.3, 0.4])
     update, loss = loop.gradient(linear(), Layout.of(linear()), theta, data, FittedTask(), chunk)
     torch.testing.assert_close(update, -gradient_at(theta, data))
-    assert loss == pytest.approx(float(functional.cross_entropy(data[0] @ theta.view(2, 2).T, data[1])))
+    assert loss == pytest.approx(
+        float(functional.cross_entropy(data[0] @ theta.view(2, 2).T, data[1]))
+    )
 
 
 def test_gradient_is_of_the_model_as_it_is_served():
     """No dropout, and BatchNorm with its running statistics, which stay as they are."""
     data = examples(6)
     plain, _ = loop.gradient(linear(), Layout.of(linear()), torch.ones(4), data, FittedTask(), 6)
-    dropped, _ = loop.gradient(dropout(), Layout.of(dropout()), torch.ones(4), data, FittedTask(), 6)
+    dropped, _ = loop.gradient(
+        dropout(), Layout.of(dropout()), torch.ones(4), data, FittedTask(), 6
+    )
     torch.testing.assert_close(dropped, plain)
     module = batch_norm()
     layout = Layout.of(module)

@@ -26,7 +26,9 @@ def network(outputs: int = 1) -> nn.Module:
     return nn.Linear(FEATURES, outputs)
 
 
-def trained(loss: object, engine: str = "loop", kind: str = "regression", outputs: int = 0, **task: Any) -> Tensor:
+def trained(
+    loss: object, engine: str = "loop", kind: str = "regression", outputs: int = 0, **task: Any
+) -> Tensor:
     """Return the updates of four clients, which have 7 examples among the two that each is tried on."""
     federation = task_federation(kind, TRUTH, SIZES, outputs)  # pyright: ignore[reportArgumentType]
     fitted = Task(loss=loss, **task).of(federation.pool.schema)  # pyright: ignore[reportArgumentType]
@@ -54,7 +56,9 @@ def first_column(outputs: Tensor, targets: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("loss", [mean_over_the_last, elementwise, squeezed, first_column])
-def test_a_loss_of_ones_own_is_not_broadcast_over_the_batch(loss: Callable[..., Tensor], engine: str):
+def test_a_loss_of_ones_own_is_not_broadcast_over_the_batch(
+    loss: Callable[..., Tensor], engine: str
+):
     torch.testing.assert_close(trained(loss, engine), trained("mae"), rtol=1e-4, atol=1e-6)
 
 
@@ -63,7 +67,9 @@ def test_the_error_of_a_run_with_it_is_that_of_the_named_loss(loss: Callable[...
     federation = task_federation("regression", TRUTH)
     local = LocalTraining(epochs=3, batch_size=8, lr=0.1)
     found = [
-        simulate("fedavg", network(), federation, rounds=6, local=local, engine="loop", task=task).summary["mae"]
+        simulate(
+            "fedavg", network(), federation, rounds=6, local=local, engine="loop", task=task
+        ).summary["mae"]
         for task in (Task("regression", loss=loss), Task("regression", loss="mae"))
     ]
     assert found[0]["mean"] == pytest.approx(found[1]["mean"], rel=1e-4)
@@ -85,8 +91,12 @@ def test_several_outputs_stay_as_they_are():
 def test_a_metric_of_ones_own_is_not_broadcast():
     federation = task_federation("regression", TRUTH, SIZES)
     own = [
-        Metric("by_terms", False, terms=lambda outputs, targets: (outputs - targets).abs().double()),
-        Metric("by_all", False, whole=lambda outputs, targets: float((outputs - targets).abs().mean())),
+        Metric(
+            "by_terms", False, terms=lambda outputs, targets: (outputs - targets).abs().double()
+        ),
+        Metric(
+            "by_all", False, whole=lambda outputs, targets: float((outputs - targets).abs().mean())
+        ),
     ]
     task = Task(metrics=["mae", *own]).of(federation.pool.schema)
     clients = SimulatedClients(federation, network(), task=task)
@@ -108,7 +118,9 @@ def summed(outputs: Tensor, targets: Tensor) -> Tensor:
 @pytest.mark.parametrize("loss", [centred, summed])
 def test_a_loss_whose_examples_depend_on_each_other_is_refused(loss: Callable[..., Tensor]):
     told = rf"task.loss = tests.training.test_loss_check:{loss.__name__}: the loss of an example should not depend .*"
-    with pytest.raises(ConfigError, match=told + r"in a batch of 4 and .* in a batch of 7; .*loss_over='batch'"):
+    with pytest.raises(
+        ConfigError, match=told + r"in a batch of 4 and .* in a batch of 7; .*loss_over='batch'"
+    ):
         trained(loss)
 
 
@@ -120,7 +132,9 @@ def of_pairs(outputs: Tensor, targets: Tensor) -> Tensor:
 def test_pairs_that_halves_do_not_tear_apart_are_found_by_single_examples():
     federation = task_federation("regression", TRUTH)
     task = Task(loss=of_pairs).of(federation.pool.schema)
-    with pytest.raises(ConfigError, match=r"should not depend .* in a batch of 1 and .* in a batch of 8; "):
+    with pytest.raises(
+        ConfigError, match=r"should not depend .* in a batch of 1 and .* in a batch of 8; "
+    ):
         SimulatedClients(federation, network(), task=task)
 
 
@@ -130,7 +144,11 @@ def test_a_contrastive_loss_of_labels_is_refused():
         return functional.cross_entropy(scores, torch.arange(len(outputs)), reduction="none")
 
     with pytest.raises(ConfigError, match="should not depend on the other examples of its batch"):
-        SimulatedClients(federation_of(TRUTH), linear(), task=Task(loss=loss).of(federation_of(TRUTH).pool.schema))
+        SimulatedClients(
+            federation_of(TRUTH),
+            linear(),
+            task=Task(loss=loss).of(federation_of(TRUTH).pool.schema),
+        )
 
 
 def test_a_loss_that_broadcasts_in_any_shape_is_refused_with_its_shape():
@@ -146,7 +164,8 @@ def test_a_loss_that_fails_is_named_before_round_1():
         raise KeyError("weights")
 
     with pytest.raises(
-        ConfigError, match=r"failing fails on outputs of shape \(7, 1\) and targets .* KeyError: 'weights'"
+        ConfigError,
+        match=r"failing fails on outputs of shape \(7, 1\) and targets .* KeyError: 'weights'",
     ):
         trained(failing)
 
@@ -178,20 +197,24 @@ def cox_by_hand(outputs: Tensor, targets: Tensor) -> float:
 @pytest.mark.parametrize("engine", ["vmap", "workers", "auto"])
 def test_a_loss_over_the_batch_trains_alike_in_every_engine_that_can(engine: str):
     expected = trained(cox, loss_over="batch")
-    torch.testing.assert_close(trained(cox, engine, loss_over="batch"), expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        trained(cox, engine, loss_over="batch"), expected, rtol=1e-4, atol=1e-6
+    )
     assert expected.abs().max() > 0
 
 
 def test_a_loss_over_the_batch_is_refused_unless_it_is_declared():
     with pytest.raises(
-        ConfigError, match=r"one number for each of 7 .* got shape \(\); declare Task\(loss_over='batch'\)"
+        ConfigError,
+        match=r"one number for each of 7 .* got shape \(\); declare Task\(loss_over='batch'\)",
     ):
         trained(cox)
 
 
 def test_a_loss_over_the_batch_cannot_be_stacked():
     with pytest.raises(
-        ConfigError, match=r"engine 'stacked' cannot train this model: the loss .*cox is one over the b"
+        ConfigError,
+        match=r"engine 'stacked' cannot train this model: the loss .*cox is one over the b",
     ):
         trained(cox, "stacked", loss_over="batch")
 
@@ -226,30 +249,45 @@ def test_a_loss_over_the_batch_is_evaluated_on_all_of_a_clients_examples(
     for k, client in enumerate(federation.ids):
         x, y = federation.examples(client, "test")
         with torch.no_grad():
-            assert float(found.losses[k]) == pytest.approx(cox_by_hand(module(x)[:, 0], y), rel=1e-4)
+            assert float(found.losses[k]) == pytest.approx(
+                cox_by_hand(module(x)[:, 0], y), rel=1e-4
+            )
 
 
 def test_dp_sgd_refuses_a_loss_over_the_batch():
     federation = task_federation("regression", TRUTH, SIZES)
     task = Task(loss=cox, loss_over="batch").of(federation.pool.schema)
     private = PrivateSteps.of(ExamplePrivacy(clip_norm=1.0, noise_multiplier=1.0))
-    with pytest.raises(ConfigError, match=r"privacy.level = 'example': task.loss = .*cox is one over a whole batch"):
+    with pytest.raises(
+        ConfigError, match=r"privacy.level = 'example': task.loss = .*cox is one over a whole batch"
+    ):
         SimulatedClients(federation, network(), task=task, private=private)
 
 
 def test_methods_that_weigh_examples_refuse_a_loss_over_the_batch():
     federation = task_federation("regression", TRUTH)
     task = Task(loss=cox, loss_over="batch")
-    with pytest.raises(ConfigError, match="cox has no loss of each example by itself, which this method needs"):
+    with pytest.raises(
+        ConfigError, match="cox has no loss of each example by itself, which this method needs"
+    ):
         simulate("fedem", lambda seed: nn.Linear(FEATURES, 1), federation, rounds=1, task=task)
 
 
 @pytest.mark.parametrize(
     ("task", "told"),
     [
-        (Task(loss="mse", loss_over="batch"), "is for a loss of your own, and mse is one of each example"),
-        (Task(loss_over="batch"), "is for a loss of your own, and cross_entropy is one of each example"),
-        (Task(loss=cox, loss_over="batch", class_weights=[1, 2, 3, 4]), "task.class_weights multiply the loss of each"),
+        (
+            Task(loss="mse", loss_over="batch"),
+            "is for a loss of your own, and mse is one of each example",
+        ),
+        (
+            Task(loss_over="batch"),
+            "is for a loss of your own, and cross_entropy is one of each example",
+        ),
+        (
+            Task(loss=cox, loss_over="batch", class_weights=[1, 2, 3, 4]),
+            "task.class_weights multiply the loss of each",
+        ),
     ],
 )
 def test_what_does_not_go_with_a_loss_over_the_batch(task: Task, told: str):
@@ -262,7 +300,9 @@ def test_a_loss_over_the_batch_should_give_one_number():
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
         return (outputs[:, None] - targets[None]).square()
 
-    with pytest.raises(ConfigError, match=r"should give one number for a batch, or one for each of 7 .*\(7, 7\)"):
+    with pytest.raises(
+        ConfigError, match=r"should give one number for a batch, or one for each of 7 .*\(7, 7\)"
+    ):
         trained(loss, loss_over="batch")
 
 
@@ -271,5 +311,7 @@ def test_the_error_of_a_private_client_quotes_no_losses(caplog: pytest.LogCaptur
     fitted = Task(loss=lambda o, y: (o - y.mean()).abs().flatten()).of(federation.pool.schema)
     with pytest.raises(ConfigError) as caught:
         SimulatedClients(federation, network(), engine="loop", task=fitted, always_replies=True)
-    assert str(caught.value).endswith("or lets examples depend on each other; the log of the client has the details")
+    assert str(caught.value).endswith(
+        "or lets examples depend on each other; the log of the client has the details"
+    )
     assert "in a batch of" in caplog.text

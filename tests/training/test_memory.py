@@ -46,11 +46,17 @@ def test_what_is_no_size_is_refused(written):
         memory_bytes(written)
 
 
-BEYOND_REASON = {"5,000 digits": "9" * 5000, "a number of 5,000 digits": 10**5000, "300 digits": f"{'9' * 300}GB"}
+BEYOND_REASON = {
+    "5,000 digits": "9" * 5000,
+    "a number of 5,000 digits": 10**5000,
+    "300 digits": f"{'9' * 300}GB",
+}
 
 
 @pytest.mark.parametrize(
-    "written", [*BEYOND_REASON.values(), math.inf, math.nan, True, "9" * 19], ids=[*BEYOND_REASON, *map(str, range(4))]
+    "written",
+    [*BEYOND_REASON.values(), math.inf, math.nan, True, "9" * 19],
+    ids=[*BEYOND_REASON, *map(str, range(4))],
 )
 def test_a_size_beyond_reason_is_refused(written):
     text = "memory should be a size such as 2GB, 500MiB or a number of bytes, got "
@@ -62,7 +68,9 @@ def test_a_size_beyond_reason_is_refused(written):
 def test_the_default_is_a_quarter_of_the_machine_or_of_its_container(monkeypatch, tmp_path):
     limit = tmp_path / "memory.max"
     monkeypatch.setattr(memory, "CGROUP_LIMIT", limit)
-    monkeypatch.setattr(memory.os, "sysconf", {"SC_PAGE_SIZE": 1000, "SC_PHYS_PAGES": 10**6}.__getitem__)
+    monkeypatch.setattr(
+        memory.os, "sysconf", {"SC_PAGE_SIZE": 1000, "SC_PHYS_PAGES": 10**6}.__getitem__
+    )
     assert default_memory(torch.device("cpu")) == 10**9 // SHARE
     limit.write_text("max\n")
     assert default_memory(torch.device("cpu")) == 10**9 // SHARE
@@ -92,7 +100,9 @@ def test_a_machine_that_does_not_tell_its_memory_is_taken_for_a_small_one(monkey
 def test_a_client_takes_its_model_some_times_and_what_the_backward_pass_needs_twice(spec, models):
     """Linear(6, 4) on 10 examples: 28 parameters; the input [10, 6] is kept."""
     module = nn.Linear(6, 4)
-    assert bytes_per_client(module, Layout.of(module), torch.zeros(10, 6), spec) == 4 * (models * 28 + 2 * (10 * 6))
+    assert bytes_per_client(module, Layout.of(module), torch.zeros(10, 6), spec) == 4 * (
+        models * 28 + 2 * (10 * 6)
+    )
 
 
 def test_as_many_clients_as_have_their_parameters_in_the_cache():
@@ -118,7 +128,9 @@ def test_a_stream_receives_as_many_updates_as_train_together():
     assert updates_at_once(1000, cpu, 1) == 1
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="it is the C library of Linux that gives memory back")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="it is the C library of Linux that gives memory back"
+)
 def test_memory_that_is_freed_is_kept_on_request():
     program = f"""
 import resource, sys, torch

@@ -55,7 +55,10 @@ def of_texts() -> Workload:
     torch.manual_seed(0)
     tokens = torch.randint(TOKENS, (sum(SIZES), 4), generator=torch.Generator().manual_seed(2))
     work = task_of(Places(), tokens, TOKENS, SPEC)
-    jobs = [replace(job, targets=job.inputs.roll(-1, 1).index_fill(1, torch.tensor([3]), IGNORED)) for job in work.jobs]
+    jobs = [
+        replace(job, targets=job.inputs.roll(-1, 1).index_fill(1, torch.tensor([3]), IGNORED))
+        for job in work.jobs
+    ]
     return weighted(replace(work, jobs=jobs))
 
 
@@ -63,7 +66,9 @@ def of_texts() -> Workload:
 @pytest.mark.parametrize("work", [of_labels, of_weighted_labels, of_texts])
 def test_every_engine_weighs_examples_as_the_loop_does(work, engine):
     expected, losses = LoopEngine().train(work())
-    plain, _ = LoopEngine().train(replace(work(), jobs=[replace(job, weights=None) for job in work().jobs]))
+    plain, _ = LoopEngine().train(
+        replace(work(), jobs=[replace(job, weights=None) for job in work().jobs])
+    )
     made = engine()
     got, theirs = made.train(work())
     if engine is WorkersEngine:
@@ -79,7 +84,9 @@ def test_a_step_is_that_of_the_weighted_sum_over_the_number_of_examples():
     update, loss = LoopEngine().train(work)
     [job], module, layout = work.jobs, net(), Layout.of(net())
     layout.load(work.models[job.row], module)
-    mean = (functional.cross_entropy(module(job.inputs), job.targets, reduction="none") * job.weights).sum() / job.size
+    mean = (
+        functional.cross_entropy(module(job.inputs), job.targets, reduction="none") * job.weights
+    ).sum() / job.size
     mean.backward()
     gradient = torch.cat([p.grad.flatten() for p in module.parameters()])
     torch.testing.assert_close(update[0], -work.lr * gradient)
@@ -87,13 +94,21 @@ def test_a_step_is_that_of_the_weighted_sum_over_the_number_of_examples():
 
 
 def trained(memory: int | None):
-    clients = SimulatedClients(federation_of([0, 1, 2, 0, 1], [12, 40, 9, 40, 15]), perceptron(), "cpu", "loop", memory)
+    clients = SimulatedClients(
+        federation_of([0, 1, 2, 0, 1], [12, 40, 9, 40, 15]), perceptron(), "cpu", "loop", memory
+    )
     start = clients.layout.flatten(perceptron())
     models = torch.stack([start, 1.1 * start, start - 0.1])
     for number in (1, 2):
         this = Round(number, LocalTraining(batch_size=4, lr=0.2))
-        updates = clients.train([4, 3, 2, 1, 0], models, [0] * 5, this, mixture=Mixture(by_label=True))
-    return updates, clients.store.tensors(), clients.evaluate([2, 0], models, [0, 0], "test", mixture=Mixture())
+        updates = clients.train(
+            [4, 3, 2, 1, 0], models, [0] * 5, this, mixture=Mixture(by_label=True)
+        )
+    return (
+        updates,
+        clients.store.tensors(),
+        clients.evaluate([2, 0], models, [0, 0], "test", mixture=Mixture()),
+    )
 
 
 def test_the_size_of_blocks_changes_nothing_but_rounding():
@@ -114,13 +129,17 @@ def test_a_round_that_is_put_again_starts_from_the_weights_before_it():
     models = torch.stack([start, 1.5 * start])
     spec = LocalTraining(batch_size=4)
     clients.train([0, 1], models, [0, 0], Round(1, spec), mixture=Mixture())
-    first, again = (clients.train([0, 1], models, [0, 0], Round(2, spec), mixture=Mixture()) for _ in range(2))
+    first, again = (
+        clients.train([0, 1], models, [0, 0], Round(2, spec), mixture=Mixture()) for _ in range(2)
+    )
     assert torch.equal(first.deltas, again.deltas)
 
 
 def test_a_client_that_diverges_is_left_out_and_keeps_no_weights():
     clients = SimulatedClients(federation_of([0, 1]), perceptron(), engine="loop")
-    models = torch.stack([clients.layout.flatten(perceptron()), torch.full((clients.layout.size,), torch.nan)])
+    models = torch.stack(
+        [clients.layout.flatten(perceptron()), torch.full((clients.layout.size,), torch.nan)]
+    )
     updates = clients.train([0, 1], models, [0, 0], Round(1, LocalTraining()), mixture=Mixture())
     assert updates.ids == ()
     assert updates.left_out.keys() == {0, 1}

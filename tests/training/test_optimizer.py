@@ -26,7 +26,9 @@ from tests.training.worlds import FEATURES, LABELS, SIZES, Tied, features, perce
 def test_each_client_is_clipped_as_torch_clips_it(largest, dtype):
     """Over tensors of any shape, a single number included; the three clients' norms are around 0.2, 2 and 20."""
     draw = torch.Generator().manual_seed(0)
-    gradients = [torch.randn(3, *shape, generator=draw, dtype=dtype) for shape in ((2, 3), (4,), ())]
+    gradients = [
+        torch.randn(3, *shape, generator=draw, dtype=dtype) for shape in ((2, 3), (4,), ())
+    ]
     for gradient in gradients:
         gradient *= per_client(torch.tensor([0.1, 1.0, 10.0], dtype=dtype), gradient)
     scales = clipping(gradients, largest)
@@ -62,10 +64,15 @@ class Unused(nn.Module):
 RULES = {
     "nesterov": {"momentum": 0.9, "options": {"nesterov": True}},
     "dampening": {"momentum": 0.9, "weight_decay": 0.1, "options": {"dampening": 0.5}},
-    "amsgrad": {"optimizer": "adam", "weight_decay": 0.1, "options": {"amsgrad": True, "betas": (0.8, 0.9)}},
+    "amsgrad": {
+        "optimizer": "adam",
+        "weight_decay": 0.1,
+        "options": {"amsgrad": True, "betas": (0.8, 0.9)},
+    },
     "centered": {"optimizer": "rmsprop", "momentum": 0.5, "options": {"centered": True}},
     **{
-        name: {"optimizer": name} for name in sorted(kind.__name__.lower() for kind in ELEMENT_WISE - {torch.optim.SGD})
+        name: {"optimizer": name}
+        for name in sorted(kind.__name__.lower() for kind in ELEMENT_WISE - {torch.optim.SGD})
     },
     "asgd": {"optimizer": "asgd", "options": {"lambd": 1.0}},
     "rprop": {"optimizer": "rprop", "weight_decay": None},
@@ -78,10 +85,15 @@ MODULES = {
 }
 
 
-def both(spec: LocalTraining, module: Callable[[], nn.Module] = perceptron) -> tuple[Tensor, Tensor]:
+def both(
+    spec: LocalTraining, module: Callable[[], nn.Module] = perceptron
+) -> tuple[Tensor, Tensor]:
     """Return the updates of the stacked engine and of the loop, in float64."""
     sizes = [n for n in SIZES if n != 1]  # of which BatchNorm takes no batch
-    work = [task_of(module().double(), features(sizes, torch.float64), LABELS, spec, sizes) for _ in range(2)]
+    work = [
+        task_of(module().double(), features(sizes, torch.float64), LABELS, spec, sizes)
+        for _ in range(2)
+    ]
     (got, losses), (expected, of_loop) = StackedEngine().train(work[0]), LoopEngine().train(work[1])
     torch.testing.assert_close(losses, of_loop, rtol=1e-9, atol=0)
     return got, expected
@@ -94,7 +106,9 @@ def both(spec: LocalTraining, module: Callable[[], nn.Module] = perceptron) -> t
 )
 def test_stacked_steps_are_those_of_the_loop(rule, module):
     """Clients of 3, 4, 1 and 4 batches, so that they have taken different numbers of steps after the first epoch."""
-    spec = LocalTraining(**{"epochs": 3, "batch_size": 11, "lr": 0.02, "weight_decay": 0.1, **RULES[rule]})
+    spec = LocalTraining(
+        **{"epochs": 3, "batch_size": 11, "lr": 0.02, "weight_decay": 0.1, **RULES[rule]}
+    )
     got, expected = both(spec, MODULES[module])
     torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-9)
 
@@ -114,7 +128,9 @@ def test_another_optimizer_gives_other_updates(rule):
 
 
 @pytest.mark.parametrize("rule", ["adam", "nesterov", "adagrad"])
-@pytest.mark.parametrize("more", [{"mu": 0.5}, {"clip_norm": 0.2}, {"mu": 0.5, "clip_norm": 0.2}], ids=str)
+@pytest.mark.parametrize(
+    "more", [{"mu": 0.5}, {"clip_norm": 0.2}, {"mu": 0.5, "clip_norm": 0.2}], ids=str
+)
 def test_the_proximal_term_and_clipping_come_before_the_step(rule, more):
     spec = LocalTraining(**{"epochs": 2, "batch_size": 11, "lr": 0.02, **RULES[rule], **more})
     got, expected = both(spec)
@@ -123,7 +139,12 @@ def test_the_proximal_term_and_clipping_come_before_the_step(rule, more):
     assert not torch.allclose(got, without, rtol=1e-3)
 
 
-COUNTS = [{"steps": 3}, {"steps": 9}, {"steps": 9, "optimizer": "adam"}, {"steps": 9, "momentum": 0.9, "mu": 0.5}]
+COUNTS = [
+    {"steps": 3},
+    {"steps": 9},
+    {"steps": 9, "optimizer": "adam"},
+    {"steps": 9, "momentum": 0.9, "mu": 0.5},
+]
 
 
 @pytest.mark.parametrize("spec", COUNTS, ids=str)
@@ -135,16 +156,24 @@ def test_steps_go_on_through_epochs_that_begin_at_different_times(spec, module):
 
 def test_so_many_steps_as_epochs_have_are_the_same():
     sizes = (20, 16)
-    epochs, steps = (LocalTraining(batch_size=10, **count) for count in ({"epochs": 3}, {"steps": 6}))
+    epochs, steps = (
+        LocalTraining(batch_size=10, **count) for count in ({"epochs": 3}, {"steps": 6})
+    )
     for engine in (LoopEngine(), StackedEngine(), VmapEngine()):
-        of = [engine.train(task_of(perceptron(), features(sizes), LABELS, spec, sizes)) for spec in (epochs, steps)]
+        of = [
+            engine.train(task_of(perceptron(), features(sizes), LABELS, spec, sizes))
+            for spec in (epochs, steps)
+        ]
         assert torch.equal(of[0][0], of[1][0])
         assert torch.equal(of[0][1], of[1][1])
 
 
 def test_vmap_takes_so_many_steps():
     spec = LocalTraining(steps=7, batch_size=10)
-    got, expected = (e.train(task_of(perceptron(), features(), LABELS, spec)) for e in (VmapEngine(), LoopEngine()))
+    got, expected = (
+        e.train(task_of(perceptron(), features(), LABELS, spec))
+        for e in (VmapEngine(), LoopEngine())
+    )
     torch.testing.assert_close(got, expected)
 
 
@@ -158,7 +187,9 @@ def test_clients_with_as_many_batches_are_one_band():
 def test_an_optimizer_that_looks_at_whole_tensors_takes_the_loop(name):
     spec = LocalTraining(optimizer=name, lr=0.01)
     work = task_of(nn.Linear(FEATURES, LABELS, bias=False), features(), LABELS, spec)
-    with pytest.raises(CannotStack, match=f"optimizer {name} is not known to work element by element"):
+    with pytest.raises(
+        CannotStack, match=f"optimizer {name} is not known to work element by element"
+    ):
         StackedEngine().train(work)
     with pytest.raises(CannotMapError, match=f"optimizer {name} takes its steps in place"):
         VmapEngine().train(work)
@@ -174,17 +205,25 @@ class Own(torch.optim.Adam):
 
 
 def test_what_it_keeps_of_every_entry_is_counted_as_memory():
-    assert [len(LocalOptimizer(0.1, kind=kind).states) for kind in (torch.optim.Adam, torch.optim.Adagrad)] == [2, 1]
+    assert [
+        len(LocalOptimizer(0.1, kind=kind).states)
+        for kind in (torch.optim.Adam, torch.optim.Adagrad)
+    ] == [2, 1]
     module, batch = nn.Linear(FEATURES, LABELS), torch.zeros(1, FEATURES)
     layout = Layout.of(module)
-    sgd, adam = (bytes_per_client(module, layout, batch, LocalTraining(optimizer=name)) for name in ("sgd", "adam"))
+    sgd, adam = (
+        bytes_per_client(module, layout, batch, LocalTraining(optimizer=name))
+        for name in ("sgd", "adam")
+    )
     assert adam - sgd == layout.size * 4
 
 
 def test_the_forward_pass_may_be_of_lower_precision():
     spec = LocalTraining(batch_size=10, epochs=2, precision="bfloat16")
     updates, losses = LoopEngine().train(task_of(perceptron(), features(), LABELS, spec))
-    whole, of_whole = LoopEngine().train(task_of(perceptron(), features(), LABELS, replace(spec, precision="float32")))
+    whole, of_whole = LoopEngine().train(
+        task_of(perceptron(), features(), LABELS, replace(spec, precision="float32"))
+    )
     assert updates.dtype == torch.float32
     errors = (updates - whole).norm(dim=1) / whole.norm(dim=1)
     assert (errors > 1e-4).all()
@@ -192,7 +231,9 @@ def test_the_forward_pass_may_be_of_lower_precision():
     torch.testing.assert_close(losses, of_whole, rtol=1e-2, atol=0)
     mapped, _ = VmapEngine().train(task_of(perceptron(), features(), LABELS, spec))
     torch.testing.assert_close(mapped, updates, rtol=0.1, atol=2e-3)
-    with pytest.raises(CannotStack, match="multiply in the type of their parameters, not in bfloat16"):
+    with pytest.raises(
+        CannotStack, match="multiply in the type of their parameters, not in bfloat16"
+    ):
         StackedEngine().train(task_of(perceptron(), features(), LABELS, spec))
 
 
@@ -203,7 +244,9 @@ KEPT = {
 }
 
 
-def rounds(engines: Sequence[Engine], spec: LocalTraining, cohorts: Sequence[Sequence[int]]) -> list[Tensor]:
+def rounds(
+    engines: Sequence[Engine], spec: LocalTraining, cohorts: Sequence[Sequence[int]]
+) -> list[Tensor]:
     """Return the updates of some rounds, in each of which some clients train and keep what their optimizers did."""
     states: dict[int, dict[str, Tensor]] = {}
     updates: list[Tensor] = []
@@ -240,7 +283,12 @@ def test_a_state_is_by_parameter_and_nobody_elses():
         assert set(work.states) == {0, 1, 2, 3, 4}
         assert work.states[2]["0.weight.exp_avg"].shape == (8, FEATURES)
         assert [float(work.states[k]["0.weight.step"]) for k in range(5)] == [3, 3, 1, 1, 4]
-        assert {name.rpartition(".")[0] for name in work.states[0]} == {"0.weight", "0.bias", "2.weight", "2.bias"}
+        assert {name.rpartition(".")[0] for name in work.states[0]} == {
+            "0.weight",
+            "0.bias",
+            "2.weight",
+            "2.bias",
+        }
         before = {name: tensor.clone() for name, tensor in work.states[2].items()}
         again = replace(work.redrawn(), jobs=[replace(work.jobs[2], state=work.states[2])])
         engine.train(again)
@@ -252,10 +300,16 @@ def test_a_state_is_by_parameter_and_nobody_elses():
 
 
 def test_worker_processes_keep_no_state():
-    work = task_of(perceptron(), features(), LABELS, LocalTraining(optimizer="adam", keep_state=True))
-    with pytest.raises(CannotTrainTogether, match="what optimizers keep does not come back from worker processes"):
+    work = task_of(
+        perceptron(), features(), LABELS, LocalTraining(optimizer="adam", keep_state=True)
+    )
+    with pytest.raises(
+        CannotTrainTogether, match="what optimizers keep does not come back from worker processes"
+    ):
         WorkersEngine().train(work)
-    with pytest.raises(ConfigError, match="engine 'workers' cannot train this model: what optimizers keep"):
+    with pytest.raises(
+        ConfigError, match="engine 'workers' cannot train this model: what optimizers keep"
+    ):
         build_engine("workers").train(work)
 
 
@@ -270,16 +324,25 @@ class Remembers(torch.optim.SGD):
 
 
 def test_what_is_no_number_cannot_be_kept():
-    work = task_of(perceptron(), features(), LABELS, LocalTraining(optimizer=Remembers, lr=0.1, keep_state=True))
+    work = task_of(
+        perceptron(),
+        features(),
+        LABELS,
+        LocalTraining(optimizer=Remembers, lr=0.1, keep_state=True),
+    )
     with pytest.raises(
-        ConfigError, match=r"Remembers keeps a list in its state \('words'\), .* local.keep_state = false"
+        ConfigError,
+        match=r"Remembers keeps a list in its state \('words'\), .* local.keep_state = false",
     ):
         LoopEngine().train(work)
 
 
 def test_the_state_of_what_stays_fixed_is_left_out():
     """Where parts train in turn, each leaves its own."""
-    spec, fixed = LocalTraining(optimizer="adam", batch_size=11, keep_state=True), frozenset({"0.weight", "0.bias"})
+    spec, fixed = (
+        LocalTraining(optimizer="adam", batch_size=11, keep_state=True),
+        frozenset({"0.weight", "0.bias"}),
+    )
     updates: list[Tensor] = []
     for engine in (LoopEngine(), StackedEngine()):
         work = task_of(perceptron().double(), features(dtype=torch.float64), LABELS, spec)
@@ -297,7 +360,9 @@ def test_clients_of_many_sizes_have_one_optimizer(monkeypatch):
     made: list[int] = []
     make = LocalOptimizer.torch_optimizer
 
-    def counted(self: LocalOptimizer, parameters: Sequence[nn.Parameter], fused: bool = False) -> torch.optim.Optimizer:
+    def counted(
+        self: LocalOptimizer, parameters: Sequence[nn.Parameter], fused: bool = False
+    ) -> torch.optim.Optimizer:
         made.append(len(parameters))
         return make(self, parameters, fused)
 

@@ -24,7 +24,17 @@ from fedclade.training.stacked import CannotStack, StackedEngine
 from fedclade.training.vmap import CannotMapError, VmapEngine
 from fedclade.training.workers import WorkersEngine
 from tests.tiny import federation_of, linear
-from tests.training.worlds import LABELS, SIZES, SPECS, Counts, Scaled, Tied, features, perceptron, task_of
+from tests.training.worlds import (
+    LABELS,
+    SIZES,
+    SPECS,
+    Counts,
+    Scaled,
+    Tied,
+    features,
+    perceptron,
+    task_of,
+)
 
 PRIVATE = PrivateSteps(clip_norm=0.5, noise_multiplier=1.0)
 ALL_AT_ONCE = LocalTraining(steps=1, batch_size=1000, lr=1.0)
@@ -63,15 +73,27 @@ class Attending(nn.Module):
 
 MODULES = {
     "mclr": (lambda: build_model("mclr", input_shape=(6,), outputs=LABELS, seed=0), features),
-    "mlp": (lambda: build_model("mlp", input_shape=(6,), outputs=LABELS, seed=0, arguments={"hidden": 9}), features),
-    "cnn": (lambda: build_model("cnn", input_shape=(1, 16, 16), outputs=LABELS, arguments={"hidden": 8}), images),
+    "mlp": (
+        lambda: build_model(
+            "mlp", input_shape=(6,), outputs=LABELS, seed=0, arguments={"hidden": 9}
+        ),
+        features,
+    ),
+    "cnn": (
+        lambda: build_model(
+            "cnn", input_shape=(1, 16, 16), outputs=LABELS, arguments={"hidden": 8}
+        ),
+        images,
+    ),
     "GroupNorm": (group_norm, images),
     "attention": (Attending, features),
     "tied": (Tied, features),
 }
 
 
-def private(module: nn.Module, inputs: Tensor, spec: LocalTraining, steps: PrivateSteps = PRIVATE, **more) -> Workload:
+def private(
+    module: nn.Module, inputs: Tensor, spec: LocalTraining, steps: PrivateSteps = PRIVATE, **more
+) -> Workload:
     """Return clients that train privately, in float64, so that engines differ by rounding alone, not by its kinks."""
     return replace(task_of(module.double(), inputs.double(), LABELS, spec, **more), private=steps)
 
@@ -93,7 +115,9 @@ def test_engines_give_the_updates_of_the_loop(name, engine):
 
 @pytest.mark.parametrize("engine", ["stacked", "vmap"])
 @pytest.mark.parametrize("spec", SPECS)
-def test_engines_agree_on_momentum_decay_proximal_terms_and_clipping_of_noisy_gradients(spec, engine):
+def test_engines_agree_on_momentum_decay_proximal_terms_and_clipping_of_noisy_gradients(
+    spec, engine
+):
     work = private(perceptron(), features(), SPECS[spec], anchors=[1, 0, 1, 0, 1])
     expected, _ = trained("loop", work)
     torch.testing.assert_close(trained(engine, work)[0], expected, rtol=1e-9, atol=1e-12)
@@ -101,23 +125,35 @@ def test_engines_agree_on_momentum_decay_proximal_terms_and_clipping_of_noisy_gr
 
 @pytest.mark.parametrize("settings", [{"optimizer": "adam"}, {"momentum": 0.9, "keep_state": True}])
 def test_other_optimizers_take_noisy_gradients_and_keep_their_state(settings):
-    work = private(perceptron(), features(), LocalTraining(epochs=2, batch_size=10, lr=0.01, **settings))
+    work = private(
+        perceptron(), features(), LocalTraining(epochs=2, batch_size=10, lr=0.01, **settings)
+    )
     loop, stacked = work.redrawn(), work.redrawn()
     expected, _ = LoopEngine().train(loop)
     torch.testing.assert_close(StackedEngine().train(stacked)[0], expected, rtol=1e-9, atol=1e-12)
-    assert loop.states.keys() == stacked.states.keys() == (set(range(5)) if work.spec.keep_state else set())
+    assert (
+        loop.states.keys()
+        == stacked.states.keys()
+        == (set(range(5)) if work.spec.keep_state else set())
+    )
     for client, kept in loop.states.items():
         assert kept.keys() == stacked.states[client].keys()
         for name, tensor in kept.items():
             torch.testing.assert_close(stacked.states[client][name], tensor, rtol=1e-9, atol=1e-12)
     if work.spec.keep_state:  # and go on with it
-        again = replace(work, jobs=[replace(job, state=loop.states[job.client]) for job in work.jobs])
+        again = replace(
+            work, jobs=[replace(job, state=loop.states[job.client]) for job in work.jobs]
+        )
         expected, _ = LoopEngine().train(again.redrawn())
-        torch.testing.assert_close(StackedEngine().train(again.redrawn())[0], expected, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(
+            StackedEngine().train(again.redrawn())[0], expected, rtol=1e-9, atol=1e-12
+        )
 
 
 def test_parameters_that_stay_count_in_no_norm_and_get_no_noise():
-    work = replace(private(perceptron(), features(), SPECS["plain"]), fixed=frozenset({"0.weight", "0.bias"}))
+    work = replace(
+        private(perceptron(), features(), SPECS["plain"]), fixed=frozenset({"0.weight", "0.bias"})
+    )
     expected, _ = trained("loop", work)
     slot = next(s for s in work.layout.parameters if s.name == "0.weight")
     assert not expected[:, slot.start : slot.stop].any()
@@ -132,7 +168,9 @@ def test_worker_processes_give_the_updates_of_the_loop():
     for inside in ("loop", "stacked"):
         engine = WorkersEngine(inside)
         try:
-            torch.testing.assert_close(engine.train(work.redrawn())[0], expected, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(
+                engine.train(work.redrawn())[0], expected, rtol=1e-5, atol=1e-6
+            )
         finally:
             engine.stop()
 
@@ -161,7 +199,9 @@ def test_a_step_is_the_sum_of_gradients_that_are_clipped_one_by_one(name, engine
         expected = one_by_one(work.module, work, job, clip)
         torch.testing.assert_close(-update * job.size, expected, rtol=1e-9, atol=1e-12)
         with torch.no_grad():
-            assert float(loss) == pytest.approx(float(work.task.mean_loss(work.module(job.inputs), job.targets)))
+            assert float(loss) == pytest.approx(
+                float(work.task.mean_loss(work.module(job.inputs), job.targets))
+            )
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -169,14 +209,21 @@ def test_without_one_example_a_sum_changes_by_the_clip_norm_at_most(engine):
     """The sensitivity that ε is computed with; for an example whose gradient is longer, it is reached."""
     work = private(perceptron(), features(), ALL_AT_ONCE)
     job, changes = work.jobs[0], list[float]()
-    alone = [replace(job, inputs=x[None], targets=y[None]) for x, y in zip(job.inputs, job.targets, strict=True)]
-    clip = float(torch.stack([one_by_one(work.module, work, one, math.inf).norm() for one in alone]).median())
+    alone = [
+        replace(job, inputs=x[None], targets=y[None])
+        for x, y in zip(job.inputs, job.targets, strict=True)
+    ]
+    clip = float(
+        torch.stack([one_by_one(work.module, work, one, math.inf).norm() for one in alone]).median()
+    )
     work = replace(work, private=PrivateSteps(clip, 0.0))
     whole = -trained(engine, replace(work, jobs=[job]))[0][0] * job.size
     for left_out in range(job.size):
         kept = [k for k in range(job.size) if k != left_out]
         fewer = replace(job, inputs=job.inputs[kept], targets=job.targets[kept])
-        changes.append(float((whole + trained(engine, replace(work, jobs=[fewer]))[0][0] * fewer.size).norm()))
+        changes.append(
+            float((whole + trained(engine, replace(work, jobs=[fewer]))[0][0] * fewer.size).norm())
+        )
     assert max(changes) == pytest.approx(clip, rel=1e-6)
     assert min(changes) < 0.9 * clip
     assert sum(change < clip * (1 - 1e-6) for change in changes) >= job.size // 3
@@ -227,10 +274,14 @@ def test_what_is_keyed_repeats_and_what_is_secret_does_not():
         assert float(noise.std()) == pytest.approx(PRIVATE.clip_norm / 100, rel=5 / math.sqrt(2000))
 
 
-@pytest.mark.parametrize("change", [{"number": 2}, {"query": 1}, {"purpose": "beside"}, {"seed": 1}])
+@pytest.mark.parametrize(
+    "change", [{"number": 2}, {"query": 1}, {"purpose": "beside"}, {"seed": 1}]
+)
 def test_each_query_draws_anew(change):
     """Also one more model that is trained in a round, whose plain training draws what the round's does."""
-    first, second = (generator_of(replace(Round(1, ALL_AT_ONCE), **c), 3, PRIVATE) for c in ({}, change))
+    first, second = (
+        generator_of(replace(Round(1, ALL_AT_ONCE), **c), 3, PRIVATE) for c in ({}, change)
+    )
     assert first.initial_seed() != second.initial_seed()
 
 
@@ -245,7 +296,9 @@ def test_a_client_that_samples_nobody_sends_noise_alone(engine):
     spec = LocalTraining(steps=1, batch_size=1, lr=1.0)
     work = private(perceptron(), torch.randn(2000, 6), spec, sizes=[2000])
     empty = next(s for s in range(50) if not len(PRIVATE.draws(job_of(2000, s), 1).sample()))
-    work = replace(work, jobs=[replace(work.jobs[0], generator=torch.Generator().manual_seed(empty))])
+    work = replace(
+        work, jobs=[replace(work.jobs[0], generator=torch.Generator().manual_seed(empty))]
+    )
     updates, losses = trained(engine, work)
     noise = PRIVATE.draws(job_of(2000, empty), 1).noise(torch.empty(work.layout.n_parameters))
     torch.testing.assert_close(updates[0], -noise.double(), rtol=1e-6, atol=1e-8)
@@ -256,13 +309,20 @@ def test_a_client_that_samples_nobody_sends_noise_alone(engine):
 def test_an_example_whose_gradient_has_no_norm_is_left_out(engine):
     inputs = features()
     inputs[3] = math.inf
-    work = private(build_model("mclr", input_shape=(6,), outputs=LABELS), inputs, ALL_AT_ONCE, PrivateSteps(1.0, 0.0))
+    work = private(
+        build_model("mclr", input_shape=(6,), outputs=LABELS),
+        inputs,
+        ALL_AT_ONCE,
+        PrivateSteps(1.0, 0.0),
+    )
     job = work.jobs[0]
     updates, losses = trained(engine, replace(work, jobs=[job]))
     assert losses.isfinite().all()
     others = [k for k in range(job.size) if k != 3]
     rest = replace(job, inputs=job.inputs[others], targets=job.targets[others])
-    torch.testing.assert_close(-updates[0] * job.size, one_by_one(work.module, work, rest, 1.0), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(
+        -updates[0] * job.size, one_by_one(work.module, work, rest, 1.0), rtol=1e-9, atol=1e-12
+    )
 
 
 # Which engine
@@ -274,8 +334,12 @@ def test_auto_takes_an_engine_that_can(monkeypatch, tmp_path):
     work = replace(task_of(perceptron(), features(), LABELS, SPECS["plain"]), private=PRIVATE)
     engine.train(work.redrawn())
     assert engine.name == "stacked"
-    of_own = replace(task_of(perceptron(Scaled()), features(), LABELS, SPECS["plain"]), private=PRIVATE)
-    with pytest.raises(ConfigError, match=r"engine 'stacked' cannot train this model.*'scale', but no stacked form"):
+    of_own = replace(
+        task_of(perceptron(Scaled()), features(), LABELS, SPECS["plain"]), private=PRIVATE
+    )
+    with pytest.raises(
+        ConfigError, match=r"engine 'stacked' cannot train this model.*'scale', but no stacked form"
+    ):
         build_engine("stacked").train(of_own.redrawn())
     auto = build_engine("auto")
     expected, _ = trained("loop", of_own)
@@ -298,8 +362,12 @@ def test_layers_that_do_not_tell_examples_apart_are_left_to_others():
         trained("stacked", work)
     expected, _ = trained("loop", work)
     torch.testing.assert_close(trained("vmap", work)[0], expected, rtol=1e-4, atol=1e-6)
-    broken = replace(task_of(perceptron(Counts()), features(), LABELS, SPECS["plain"]), private=PRIVATE)
-    with pytest.raises(CannotMapError, match=r"Sequential changes its buffers in training|cannot be mapped"):
+    broken = replace(
+        task_of(perceptron(Counts()), features(), LABELS, SPECS["plain"]), private=PRIVATE
+    )
+    with pytest.raises(
+        CannotMapError, match=r"Sequential changes its buffers in training|cannot be mapped"
+    ):
         trained("vmap", broken)
     with pytest.raises(CannotTrainTogether, match="the steps of DP-SGD cannot be fused"):
         ChannelsLastLoop().train(work.redrawn())
@@ -311,7 +379,10 @@ def test_a_text_counts_as_one_example_of_the_places_that_count():
     work = private(module, torch.randn(sum(SIZES), 3, 2), SPECS["plain"])
     targets = torch.randint(LABELS, (sum(SIZES), 3))
     targets[::3, 1:] = IGNORED
-    jobs = [replace(job, targets=y) for job, y in zip(work.jobs, targets.split(list(SIZES)), strict=True)]
+    jobs = [
+        replace(job, targets=y)
+        for job, y in zip(work.jobs, targets.split(list(SIZES)), strict=True)
+    ]
     work = replace(work, jobs=jobs)
     expected, _ = trained("loop", work)
     for engine in ("stacked", "vmap"):
@@ -323,33 +394,50 @@ def test_a_text_counts_as_one_example_of_the_places_that_count():
 
 def test_layers_that_mix_examples_are_refused_with_advice():
     norm = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
-    with pytest.raises(ConfigError, match=r"layer '1' \(BatchNorm1d\) mixes the examples of a batch.*take GroupNorm"):
+    with pytest.raises(
+        ConfigError,
+        match=r"layer '1' \(BatchNorm1d\) mixes the examples of a batch.*take GroupNorm",
+    ):
         SimulatedClients(federation_of([0]), norm, private=PRIVATE)
     norm[1].eval().requires_grad_(False)  # at rest it is a scale, and mixes nothing
     SimulatedClients(federation_of([0]), norm, private=PRIVATE)
-    SimulatedClients(federation_of([0]), nn.Sequential(nn.GroupNorm(2, 6), nn.Linear(6, 4)), private=PRIVATE)
+    SimulatedClients(
+        federation_of([0]), nn.Sequential(nn.GroupNorm(2, 6), nn.Linear(6, 4)), private=PRIVATE
+    )
 
 
 def test_buffers_that_training_changes_are_refused():
-    work = replace(task_of(perceptron(Counts()), features(), LABELS, SPECS["plain"]), private=PRIVATE)
-    with pytest.raises(ModelError, match=r"training changes buffer '1.calls' of Sequential, on which no noise is put"):
+    work = replace(
+        task_of(perceptron(Counts()), features(), LABELS, SPECS["plain"]), private=PRIVATE
+    )
+    with pytest.raises(
+        ModelError,
+        match=r"training changes buffer '1.calls' of Sequential, on which no noise is put",
+    ):
         trained("loop", work)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_rules_and_weights_are_refused(engine):
     work = private(perceptron(), features(), SPECS["plain"])
-    with pytest.raises(ConfigError, match=r"local rule .* cannot be trained by DP-SGD; set privacy.level = 'client'"):
+    with pytest.raises(
+        ConfigError,
+        match=r"local rule .* cannot be trained by DP-SGD; set privacy.level = 'client'",
+    ):
         trained(engine, replace(work, rule=MoreauEnvelope(lam=1.0, steps=2, lr=0.1)))
     weighted = work.weighted({job.client: torch.ones(job.size) for job in work.jobs})
-    with pytest.raises(ConfigError, match="examples of different weights cannot be trained by DP-SGD"):
+    with pytest.raises(
+        ConfigError, match="examples of different weights cannot be trained by DP-SGD"
+    ):
         trained(engine, weighted)
 
 
 def test_data_that_changes_during_a_run_is_refused():
     federation = federation_of([0, 1])
     changing = replace(federation, stages=(Stage(3, federation.clients),))
-    with pytest.raises(ConfigError, match="changes during a run, and what an example costs is counted of data that"):
+    with pytest.raises(
+        ConfigError, match="changes during a run, and what an example costs is counted of data that"
+    ):
         SimulatedClients(changing, linear(), private=PRIVATE)
 
 

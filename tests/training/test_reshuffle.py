@@ -47,7 +47,10 @@ def test_batches_of_every_epoch_are_the_same_and_also_of_steps_beyond_an_epoch()
 
 
 def test_rounds_have_batches_of_their_own():
-    orders = [[b.tolist() for b in batches(24, ONCE, rng.torch_generator(0, "train", t, 0))] for t in (1, 2)]
+    orders = [
+        [b.tolist() for b in batches(24, ONCE, rng.torch_generator(0, "train", t, 0))]
+        for t in (1, 2)
+    ]
     assert orders[0] != orders[1]
 
 
@@ -72,7 +75,9 @@ def test_a_local_rule_takes_the_same_batches_in_every_epoch():
     """APFL with α = 0: w_i takes the plain steps."""
     clients, params = simulated(federation(), linear(), "loop")
     ruled = play(APFL(alpha=0.0), clients, params, 1, spec=ONCE).clients.asked("train", 1)[0].answer
-    plain = simulated(federation(), linear(), "loop")[0].train(range(4), params[None], [0] * 4, Round(1, ONCE))
+    plain = simulated(federation(), linear(), "loop")[0].train(
+        range(4), params[None], [0] * 4, Round(1, ONCE)
+    )
     torch.testing.assert_close(ruled.deltas, plain.deltas, rtol=1e-4, atol=1e-6)
 
 

@@ -27,14 +27,19 @@ def test_a_client_compares_with_what_it_had_when_it_was_first_asked_or_last_said
 
     assert asked(was, 1) == asked(was, 2) == [False, False]
     first = store.latest(1)[LABELS]
-    assert asked(now, 3) == asked(now, 3) == [True, False], "a round that is repeated is answered alike"
+    assert asked(now, 3) == asked(now, 3) == [True, False], (
+        "a round that is repeated is answered alike"
+    )
     assert store.latest(1)[LABELS].tolist() == [int(first.sum()), 0, 0, 0]
     assert asked(now, 4) == [False, False]
     assert asked(was, 5) == [True, False]
 
 
 def test_targets_that_are_no_labels_are_refused():
-    with pytest.raises(ConfigError, match=r"labels of a regression task cannot be counted.*algorithm\.migrate = false"):
+    with pytest.raises(
+        ConfigError,
+        match=r"labels of a regression task cannot be counted.*algorithm\.migrate = false",
+    ):
         ShiftQuery([0], 1, 0.2, False).shape(task_federation("regression", [0]).pool.schema)
 
 

@@ -62,9 +62,13 @@ class Everything(nn.Module):
 class Sequences(nn.Module):
     """A recurrent layer of any kind over ``[n, T, features]``, and its last states."""
 
-    def __init__(self, kind: type[nn.LSTM | nn.GRU], batch_first: bool, bias: bool = True, dropout: float = 0) -> None:
+    def __init__(
+        self, kind: type[nn.LSTM | nn.GRU], batch_first: bool, bias: bool = True, dropout: float = 0
+    ) -> None:
         super().__init__()
-        self.recurrent = kind(3, 4, num_layers=2, batch_first=batch_first, bias=bias, dropout=dropout)
+        self.recurrent = kind(
+            3, 4, num_layers=2, batch_first=batch_first, bias=bias, dropout=dropout
+        )
         self.output = nn.Linear(8, OUTPUTS)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -96,7 +100,9 @@ def resting() -> nn.Module:
     """A frozen body in evaluation mode, behind which a head trains."""
     body = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5))
     body[1].running_mean.fill_(0.3)
-    return nn.Sequential(body.eval().requires_grad_(False), nn.Flatten(), nn.Linear(64, 5), nn.BatchNorm1d(5))
+    return nn.Sequential(
+        body.eval().requires_grad_(False), nn.Flatten(), nn.Linear(64, 5), nn.BatchNorm1d(5)
+    )
 
 
 class Backbone(nn.Module):
@@ -105,7 +111,9 @@ class Backbone(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.token = nn.Parameter(torch.randn(1, 1, 6))
-        self.layers = nn.ModuleList([nn.Linear(4, 6), nn.LayerNorm(6), nn.MultiheadAttention(6, 2, batch_first=True)])
+        self.layers = nn.ModuleList(
+            [nn.Linear(4, 6), nn.LayerNorm(6), nn.MultiheadAttention(6, 2, batch_first=True)]
+        )
         self.recurrent = nn.GRU(6, 5, bidirectional=True, batch_first=True)
         self.norms = nn.ModuleList([nn.InstanceNorm1d(10, affine=True), nn.BatchNorm1d(10)])
         self.twice = nn.Linear(10, 10)
@@ -122,7 +130,19 @@ class Backbone(nn.Module):
 
 def backbone() -> nn.Module:
     module = Backbone()
-    freeze(module, ["token", "layers", "recurrent", "norms.0", "norms.1.r*", "norms.1.n*", "twice.weight", "head.bias"])
+    freeze(
+        module,
+        [
+            "token",
+            "layers",
+            "recurrent",
+            "norms.0",
+            "norms.1.r*",
+            "norms.1.n*",
+            "twice.weight",
+            "head.bias",
+        ],
+    )
     return module
 
 
@@ -134,16 +154,30 @@ def adapted() -> nn.Module:
 
 def images() -> nn.Module:
     return nn.Sequential(
-        *(nn.Conv2d(2, 4, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU(inplace=True)),
+        *(
+            nn.Conv2d(2, 4, 3, stride=2, padding=1, bias=False),
+            nn.BatchNorm2d(4),
+            nn.ReLU(inplace=True),
+        ),
         *(nn.Conv2d(4, 4, 3, padding="same", groups=2), nn.GroupNorm(2, 4), nn.ReLU()),
-        *(nn.ConvTranspose2d(4, 2, 2, stride=2), nn.Flatten(), nn.LayerNorm(72), nn.Linear(72, OUTPUTS)),
+        *(
+            nn.ConvTranspose2d(4, 2, 2, stride=2),
+            nn.Flatten(),
+            nn.LayerNorm(72),
+            nn.Linear(72, OUTPUTS),
+        ),
     )
 
 
 def signals() -> nn.Module:
     return nn.Sequential(
         *(nn.Conv1d(2, 4, 3, dilation=2), nn.BatchNorm1d(4, affine=False), nn.Tanh()),
-        *(nn.ConvTranspose1d(4, 2, 3), nn.LayerNorm((2, 8), bias=False), nn.Flatten(), nn.Linear(16, OUTPUTS)),
+        *(
+            nn.ConvTranspose1d(4, 2, 3),
+            nn.LayerNorm((2, 8), bias=False),
+            nn.Flatten(),
+            nn.Linear(16, OUTPUTS),
+        ),
     )
 
 
@@ -159,8 +193,14 @@ OWN: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "lstm, time first": (lambda: Sequences(nn.LSTM, batch_first=False), (5, 3)),
     "lstm without bias": (lambda: Sequences(nn.LSTM, batch_first=True, bias=False), (5, 3)),
     "gru": (lambda: Sequences(nn.GRU, batch_first=True), (5, 3)),
-    "gru, time first, without bias": (lambda: Sequences(nn.GRU, batch_first=False, bias=False), (5, 3)),
-    "dropout": (lambda: nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, OUTPUTS)), (4,)),
+    "gru, time first, without bias": (
+        lambda: Sequences(nn.GRU, batch_first=False, bias=False),
+        (5, 3),
+    ),
+    "dropout": (
+        lambda: nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, OUTPUTS)),
+        (4,),
+    ),
     "dropout between layers": (lambda: Sequences(nn.LSTM, batch_first=True, dropout=0.3), (5, 3)),
     "a layer alone": (lambda: nn.Linear(4, OUTPUTS), (4,)),
 }
@@ -171,9 +211,17 @@ BUILT: dict[str, dict[str, object]] = {
     "cnn": {"input_shape": (1, 16, 16), "arguments": {"hidden": 4}},
     "lenet": {"input_shape": (1, 12, 12)},
     "cifar_cnn": {"input_shape": (2, 8, 8), "arguments": {"width": 2}},
-    "lstm": {"input_shape": (PLACES,), "vocabulary_size": WORDS, "arguments": {"embedding": 3, "hidden": 4}},
+    "lstm": {
+        "input_shape": (PLACES,),
+        "vocabulary_size": WORDS,
+        "arguments": {"embedding": 3, "hidden": 4},
+    },
     "vector_lstm": {"input_shape": (PLACES, 3), "arguments": {"hidden": 4, "dense": 5}},
-    "lstm language": {"input_shape": (PLACES,), "vocabulary_size": WORDS, "arguments": {"embedding": 3, "hidden": 4}},
+    "lstm language": {
+        "input_shape": (PLACES,),
+        "vocabulary_size": WORDS,
+        "arguments": {"embedding": 3, "hidden": 4},
+    },
 }
 
 
@@ -187,7 +235,9 @@ def world(name: str, dtype: torch.dtype, sizes: Sequence[int] = SIZES, rows: Seq
     else:
         task = "language" if language else "classification"
         model, _, _ = name.partition(" ")
-        module = build_model(model, outputs=WORDS if language else OUTPUTS, task=task, **BUILT[name])
+        module = build_model(
+            model, outputs=WORDS if language else OUTPUTS, task=task, **BUILT[name]
+        )
         shape = BUILT[name]["input_shape"]
     module = module.to(dtype)
     layout = Layout.of(module)
@@ -201,7 +251,10 @@ def world(name: str, dtype: torch.dtype, sizes: Sequence[int] = SIZES, rows: Seq
         clients.append((x, y))
 
     def jobs(seed: int = 0, anchor: int | None = None) -> list[Job]:
-        return [Job(c, rows[c], x, y, rng.torch_generator(seed, "t", c), anchor) for c, (x, y) in enumerate(clients)]
+        return [
+            Job(c, rows[c], x, y, rng.torch_generator(seed, "t", c), anchor)
+            for c, (x, y) in enumerate(clients)
+        ]
 
     return module, layout, models, jobs
 
@@ -224,7 +277,9 @@ def assert_as_the_loop(name: str, dtype: torch.dtype, **settings) -> None:
     module, layout, models, jobs = world(name, dtype)
     spec = LocalTraining(**{"epochs": 2, "batch_size": 5, "lr": 0.3, **settings})
     expected = by_loop(module, layout, models, jobs(), spec, 0.2)
-    assert_same(StackedEngine().train(Workload(module, layout, models, jobs(), spec, 0.2)), expected)
+    assert_same(
+        StackedEngine().train(Workload(module, layout, models, jobs(), spec, 0.2)), expected
+    )
 
 
 def test_every_model_of_the_library_is_tried():
@@ -265,10 +320,14 @@ def test_products_of_many_rows_are_summed_first(name, dtype):
 )
 @settings(max_examples=40)
 def test_sizes_and_batches_may_be_anything(sizes, batch_size, epochs, name, seed):
-    module, layout, models, jobs = world(name, torch.float64, sizes, [c % 2 for c in range(len(sizes))])
+    module, layout, models, jobs = world(
+        name, torch.float64, sizes, [c % 2 for c in range(len(sizes))]
+    )
     spec = LocalTraining(epochs=epochs, batch_size=batch_size, lr=0.1)
     expected = by_loop(module, layout, models, jobs(seed), spec, 0.1)
-    assert_same(StackedEngine().train(Workload(module, layout, models, jobs(seed), spec, 0.1)), expected)
+    assert_same(
+        StackedEngine().train(Workload(module, layout, models, jobs(seed), spec, 0.1)), expected
+    )
 
 
 @pytest.mark.parametrize("name", ["everything", "frozen", "lstm"])
@@ -277,7 +336,9 @@ def test_the_anchor_may_be_another_model(name, momentum):
     module, layout, models, jobs = world(name, torch.float64)
     spec = LocalTraining(epochs=2, batch_size=5, mu=0.5, momentum=momentum)
     expected = by_loop(module, layout, models, jobs(anchor=1), spec, 0.1)
-    assert_same(StackedEngine().train(Workload(module, layout, models, jobs(anchor=1), spec, 0.1)), expected)
+    assert_same(
+        StackedEngine().train(Workload(module, layout, models, jobs(anchor=1), spec, 0.1)), expected
+    )
     itself, _ = by_loop(module, layout, models, jobs(), spec, 0.1)
     pulled = [row != 1 for row in ROWS]
     assert torch.equal((itself != expected[0]).any(1), torch.tensor(pulled))
@@ -289,7 +350,9 @@ def test_the_order_of_the_jobs_does_not_matter():
     expected, losses = StackedEngine().train(Workload(module, layout, models, jobs(), spec, 0.1))
     order = [3, 0, 4, 2, 1]
     shuffled = jobs()
-    got = StackedEngine().train(Workload(module, layout, models, [shuffled[i] for i in order], spec, 0.1))
+    got = StackedEngine().train(
+        Workload(module, layout, models, [shuffled[i] for i in order], spec, 0.1)
+    )
     assert_same(got, (expected[order], losses[order]))
 
 
@@ -297,8 +360,12 @@ def test_an_engine_starts_every_round_afresh():
     """Other clients, another step size, with momentum before: nothing stays."""
     module, layout, models, jobs = world("everything", torch.float64)
     engine = StackedEngine()
-    engine.train(Workload(module, layout, models, jobs(), LocalTraining(batch_size=5, momentum=0.9), 0.3))
-    engine.train(Workload(module, layout, models, jobs()[:2], LocalTraining(batch_size=3, mu=1.0), 0.3))
+    engine.train(
+        Workload(module, layout, models, jobs(), LocalTraining(batch_size=5, momentum=0.9), 0.3)
+    )
+    engine.train(
+        Workload(module, layout, models, jobs()[:2], LocalTraining(batch_size=3, mu=1.0), 0.3)
+    )
     spec = LocalTraining(batch_size=5, momentum=0.5)
     expected = by_loop(module, layout, models, jobs(), spec, 0.1)
     assert_same(engine.train(Workload(module, layout, models, jobs(), spec, 0.1)), expected)
@@ -310,13 +377,20 @@ def test_a_client_that_diverges_spoils_no_other():
     broken[2] = replace(broken[2], inputs=torch.full_like(broken[2].inputs, torch.inf))
     others = [0, 1, 3, 4]
     engine = StackedEngine()
-    for spec in (LocalTraining(batch_size=5, weight_decay=0.1), LocalTraining(batch_size=5, momentum=0.5)):
+    for spec in (
+        LocalTraining(batch_size=5, weight_decay=0.1),
+        LocalTraining(batch_size=5, momentum=0.5),
+    ):
         expected, losses = by_loop(module, layout, models, jobs(), spec, 0.1)
-        broken = [replace(j, generator=fresh.generator) for j, fresh in zip(broken, jobs(), strict=True)]
+        broken = [
+            replace(j, generator=fresh.generator) for j, fresh in zip(broken, jobs(), strict=True)
+        ]
         got, got_losses = engine.train(Workload(module, layout, models, broken, spec, 0.1))
         assert got[2].isnan().any()
         assert_same((got[others], got_losses[others]), (expected[others], losses[others]))
-        assert_same(engine.train(Workload(module, layout, models, jobs(), spec, 0.1)), (expected, losses))
+        assert_same(
+            engine.train(Workload(module, layout, models, jobs(), spec, 0.1)), (expected, losses)
+        )
 
 
 def test_padded_places_do_not_count():
@@ -326,18 +400,27 @@ def test_padded_places_do_not_count():
     def padded() -> list[Job]:
         lengths = torch.arange(30) % PLACES + 1
         masks = [torch.arange(PLACES) >= lengths[: len(job.targets), None] for job in jobs()]
-        return [replace(j, targets=j.targets.masked_fill(m, IGNORED)) for j, m in zip(jobs(), masks, strict=True)]
+        return [
+            replace(j, targets=j.targets.masked_fill(m, IGNORED))
+            for j, m in zip(jobs(), masks, strict=True)
+        ]
 
     spec = LocalTraining(batch_size=5)
     expected = by_loop(module, layout, models, padded(), spec, 0.1)
-    assert_same(StackedEngine().train(Workload(module, layout, models, padded(), spec, 0.1)), expected)
+    assert_same(
+        StackedEngine().train(Workload(module, layout, models, padded(), spec, 0.1)), expected
+    )
 
 
 def test_examples_that_lie_in_one_tensor_are_not_copied():
     everything = torch.arange(24.0).view(6, 2, 2)
     pieces = everything.split([1, 3, 2])
     rows, starts = joined([pieces[2], pieces[0], pieces[1]])
-    assert (rows.data_ptr(), rows.tolist(), starts) == (everything.data_ptr(), everything.tolist(), [4, 0, 1])
+    assert (rows.data_ptr(), rows.tolist(), starts) == (
+        everything.data_ptr(),
+        everything.tolist(),
+        [4, 0, 1],
+    )
     rows, starts = joined([pieces[2], pieces[1]])
     assert torch.equal(rows, everything[1:])
     assert starts == [3, 0]
@@ -364,23 +447,35 @@ def test_dropout_belongs_to_each_client():
     """A client draws its own masks, whoever trains with it; and the global generator is left alone."""
     module, layout, models, jobs = world("dropout", torch.float64)
     before = torch.get_rng_state()
-    together, _ = StackedEngine().train(Workload(module, layout, models, jobs(), LocalTraining(batch_size=5), 0.1))
-    alone, _ = StackedEngine().train(Workload(module, layout, models, jobs()[2:3], LocalTraining(batch_size=5), 0.1))
+    together, _ = StackedEngine().train(
+        Workload(module, layout, models, jobs(), LocalTraining(batch_size=5), 0.1)
+    )
+    alone, _ = StackedEngine().train(
+        Workload(module, layout, models, jobs()[2:3], LocalTraining(batch_size=5), 0.1)
+    )
     torch.testing.assert_close(together[2:3], alone)
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_random_layers_that_are_not_stacked_draw_from_the_keys():
-    module = nn.Sequential(nn.Unflatten(1, (2, 2)), nn.Dropout1d(0.5), nn.Flatten(), nn.Linear(4, OUTPUTS))
+    module = nn.Sequential(
+        nn.Unflatten(1, (2, 2)), nn.Dropout1d(0.5), nn.Flatten(), nn.Linear(4, OUTPUTS)
+    )
     layout = Layout.of(module)
     _, _, _, jobs = world("mlp", torch.float32)
     models = layout.flatten(module).repeat(2, 1)
     torch.manual_seed(1)
     first, _ = StackedEngine().train(Workload(module, layout, models, jobs(), LocalTraining(), 0.1))
     torch.manual_seed(2)
-    assert torch.equal(StackedEngine().train(Workload(module, layout, models, jobs(), LocalTraining(), 0.1))[0], first)
+    assert torch.equal(
+        StackedEngine().train(Workload(module, layout, models, jobs(), LocalTraining(), 0.1))[0],
+        first,
+    )
     assert not torch.equal(
-        StackedEngine().train(Workload(module, layout, models, jobs(seed=1), LocalTraining(), 0.1))[0], first
+        StackedEngine().train(Workload(module, layout, models, jobs(seed=1), LocalTraining(), 0.1))[
+            0
+        ],
+        first,
     )
 
 
@@ -401,7 +496,9 @@ class Counting(nn.Module):
         return self.linear(x * self.scale)
 
 
-def trained(module: nn.Module, models: Tensor | None = None) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def trained(
+    module: nn.Module, models: Tensor | None = None
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Return what the engine and the loop give for clients with four features."""
     _, _, _, jobs = world("mlp", torch.float32)
     layout, spec = Layout.of(module), LocalTraining(batch_size=5)
@@ -419,13 +516,17 @@ def test_a_buffer_that_differs_between_the_models_cannot():
     layout = Layout.of(module)
     models = layout.flatten(module).repeat(2, 1)
     models[1, -1] = 5.0
-    with pytest.raises(CannotStack, match=r"'scale' \(Counting\) is a buffer that differs between the models"):
+    with pytest.raises(
+        CannotStack, match=r"'scale' \(Counting\) is a buffer that differs between the models"
+    ):
         trained(module, models)
 
 
 @pytest.mark.parametrize("after", [0, 3], ids=["from the first step on", "later"])
 def test_a_buffer_that_training_changes_cannot(after):
-    with pytest.raises(CannotStack, match=r"'calls' \(Counting\) is a buffer that training changes"):
+    with pytest.raises(
+        CannotStack, match=r"'calls' \(Counting\) is a buffer that training changes"
+    ):
         trained(Counting(counts=True, after=after))
 
 
@@ -474,15 +575,36 @@ def given_more(**more: Tensor | nn.Module) -> nn.Module:
     ("module", "message"),
     [
         (Holds(), r"'inner' \(Module\) has a parameter of its own, 'scale', but no stacked form"),
-        (nn.Sequential(Wrapped(4, OUTPUTS)), r"'0' \(Wrapped\) has a parameter of its own, 'weight', but no stacked"),
+        (
+            nn.Sequential(Wrapped(4, OUTPUTS)),
+            r"'0' \(Wrapped\) has a parameter of its own, 'weight', but no stacked",
+        ),
         (Wrapped(4, OUTPUTS), r"the module \(Wrapped\) has a parameter of its own, 'weight'"),
-        (ties(), r"the module \(Sequential\) has a parameter of its own, 'again', but no stacked form"),
-        (given_more(scale=nn.Parameter(torch.ones(4))), r"'0' \(Linear\) has a parameter of its own, 'scale', but no"),
-        (given_more(scale=torch.ones(4)), r"'0' \(Linear\) has a buffer of its own, 'scale', but no stacked form"),
-        (given_more(inner=Holds().inner), r"'0.inner' \(Module\) has a parameter of its own, 'scale', but no stacked"),
+        (
+            ties(),
+            r"the module \(Sequential\) has a parameter of its own, 'again', but no stacked form",
+        ),
+        (
+            given_more(scale=nn.Parameter(torch.ones(4))),
+            r"'0' \(Linear\) has a parameter of its own, 'scale', but no",
+        ),
+        (
+            given_more(scale=torch.ones(4)),
+            r"'0' \(Linear\) has a buffer of its own, 'scale', but no stacked form",
+        ),
+        (
+            given_more(inner=Holds().inner),
+            r"'0.inner' \(Module\) has a parameter of its own, 'scale', but no stacked",
+        ),
         (hooked(), r"'0' \(Linear\) has hooks"),
-        (nn.Sequential(nn.BatchNorm1d(4, momentum=None), nn.Linear(4, 4)), r"'0' \(BatchNorm1d\) has momentum None"),
-        (nn.LSTM(4, 4, bidirectional=True), r"the module \(LSTM\) has bidirectional, which has no stacked form"),
+        (
+            nn.Sequential(nn.BatchNorm1d(4, momentum=None), nn.Linear(4, 4)),
+            r"'0' \(BatchNorm1d\) has momentum None",
+        ),
+        (
+            nn.LSTM(4, 4, bidirectional=True),
+            r"the module \(LSTM\) has bidirectional, which has no stacked form",
+        ),
         (nn.LSTM(4, 4, proj_size=2), r"\(LSTM\) has proj_size"),
         (nn.Sequential(nn.Embedding(4, 4, max_norm=1.0)), r"'0' \(Embedding\) has max_norm"),
         (
@@ -510,9 +632,18 @@ class Forward(nn.Module):
 @pytest.mark.parametrize(
     ("of", "message"),
     [
-        (lambda linear, x: linear(x - x.mean(0)), "gives other updates for clients together .*: its forward mixes"),
-        (lambda linear, x: linear(x.unsqueeze(0).expand(4, -1, -1)).mean(0), "gives other updates for clients"),
-        (lambda linear, x: functional.linear(x, linear.weight), "fails on clients together: .* must be Tensor"),
+        (
+            lambda linear, x: linear(x - x.mean(0)),
+            "gives other updates for clients together .*: its forward mixes",
+        ),
+        (
+            lambda linear, x: linear(x.unsqueeze(0).expand(4, -1, -1)).mean(0),
+            "gives other updates for clients",
+        ),
+        (
+            lambda linear, x: functional.linear(x, linear.weight),
+            "fails on clients together: .* must be Tensor",
+        ),
         (lambda linear, x: linear(x)[:1].expand(len(x), -1), "gives other updates for clients"),
     ],
     ids=["batch mean", "batch not first", "reads the weights", "repeats the first"],
@@ -520,8 +651,13 @@ class Forward(nn.Module):
 def test_a_forward_that_does_not_survive_folding_is_found_out(of, message):
     _, _, _, jobs = world("mlp", torch.float32)
     module = Forward(of)
-    layout, one_model = Layout.of(module), [replace(job, row=0) for job in jobs()]  # as in a first round
-    task = Workload(module, layout, layout.flatten(module)[None], one_model, LocalTraining(batch_size=5), 0.1)
+    layout, one_model = (
+        Layout.of(module),
+        [replace(job, row=0) for job in jobs()],
+    )  # as in a first round
+    task = Workload(
+        module, layout, layout.flatten(module)[None], one_model, LocalTraining(batch_size=5), 0.1
+    )
     assert re.match(f"Forward {message}", str(objection(StackedEngine(), task)))
 
 
@@ -536,7 +672,14 @@ def test_nothing_is_drawn_where_the_module_cannot():
     layout = Layout.of(module)
     with pytest.raises(CannotStack):
         StackedEngine().train(
-            Workload(module, layout, layout.flatten(module).repeat(2, 1), given_jobs, LocalTraining(), 0.1)
+            Workload(
+                module,
+                layout,
+                layout.flatten(module).repeat(2, 1),
+                given_jobs,
+                LocalTraining(),
+                0.1,
+            )
         )
     for job, fresh in zip(given_jobs, jobs(), strict=True):
         assert torch.equal(job.generator.get_state(), fresh.generator.get_state())
@@ -564,5 +707,7 @@ def test_what_is_frozen_is_there_once_for_any_number_of_clients(name):
         stacked.load(models, [c % 2 for c in range(n)])
         stacked.bind(0, n)
         everyone = {p.everyone.untyped_storage() for p in stacked._parameters}
-        taken[n] = sum({s.data_ptr(): s.nbytes() for s in everyone if s.data_ptr() not in frozen}.values())
+        taken[n] = sum(
+            {s.data_ptr(): s.nbytes() for s in everyone if s.data_ptr() not in frozen}.values()
+        )
     assert taken[20] - taken[2] == 18 * layout.size * 4

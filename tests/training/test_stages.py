@@ -27,7 +27,8 @@ def changing() -> Federation:
     for first, order in ((2, (1, 0, 2, 3)), (4, (3, 1, 2, 0))):
         held = [federation.clients[k] for k in order]
         clients = tuple(
-            now if now.id == at else replace(now, id=at, name=f"c{at}", key=at) for at, now in enumerate(held)
+            now if now.id == at else replace(now, id=at, name=f"c{at}", key=at)
+            for at, now in enumerate(held)
         )
         stages.append(Stage(first, clients, {0: 1, 1: 0, 2: 2, 3: 3}))
     return replace(federation, stages=tuple(stages))
@@ -35,7 +36,9 @@ def changing() -> Federation:
 
 def trained(clients: SimulatedClients, number: int, data_rounds=None) -> Tensor:
     models = torch.stack([clients.layout.flatten(linear(0))])
-    updates = clients.train(clients.ids, models, [0] * 4, Round(number, SPEC), data_rounds=data_rounds)
+    updates = clients.train(
+        clients.ids, models, [0] * 4, Round(number, SPEC), data_rounds=data_rounds
+    )
     return torch.cat([updates.required_deltas.flatten(), updates.sizes.float()])
 
 
@@ -44,7 +47,9 @@ def test_clients_train_on_what_they_hold_in_the_round(engine, memory):
     federation = changing()
     clients = SimulatedClients(federation, linear(), engine=engine, memory=memory)
     for number in (1, 2, 3, 4, 2):  # as one who asks for a round again
-        expected = trained(SimulatedClients(federation.in_round(number), linear(), engine="loop"), number)
+        expected = trained(
+            SimulatedClients(federation.in_round(number), linear(), engine="loop"), number
+        )
         assert torch.allclose(trained(clients, number), expected, atol=1e-5)
     assert clients.sizes == federation.in_round(4).sizes
 
@@ -61,11 +66,15 @@ def test_clients_train_on_what_they_held_before(engine, memory):
     joined = [federation.in_round(number).examples(0, "train") for number in (1, 2)]
     x, y = (torch.cat(column) for column in zip(*joined, strict=True))
     layout, model = clients.layout, linear(0)
-    query = UpdateQuery(clients.ids, "gradients", layout.flatten(model)[None], [0] * 4, Round(5, SPEC))
+    query = UpdateQuery(
+        clients.ids, "gradients", layout.flatten(model)[None], [0] * 4, Round(5, SPEC)
+    )
     gradient = clients.ask(replace(query, data_rounds=rounds)).required_deltas[0]
     model.zero_grad()
     torch.nn.functional.cross_entropy(model(x), y).backward()
-    assert torch.allclose(gradient, -torch.cat([p.grad.flatten() for p in model.parameters()]), atol=1e-6)
+    assert torch.allclose(
+        gradient, -torch.cat([p.grad.flatten() for p in model.parameters()]), atol=1e-6
+    )
 
 
 JOINED = (24 + 31) * (FEATURES * 4 + 8)
@@ -79,7 +88,9 @@ def stages_of(federation: Federation, budget: int) -> Stages:
 
 def ask_for_joined(stages: Stages, number: int = 3) -> Tensor:
     """Let client 0 train on what it held in rounds 1 and 2; return the inputs."""
-    query = UpdateQuery((0,), "train", torch.zeros(1, 1), [0], Round(number, SPEC), data_rounds=[(1, 2)])
+    query = UpdateQuery(
+        (0,), "train", torch.zeros(1, 1), [0], Round(number, SPEC), data_rounds=[(1, 2)]
+    )
     ((client, inputs, targets),) = stages.trained(query, [0], stages.of(query))
     assert (client, len(inputs), len(targets)) == (0, 55, 55)
     return inputs
@@ -134,17 +145,24 @@ def test_every_query_is_about_a_round():
         query = SubspaceQuery(clients.ids, 2, per_label=True, data_round=number)
         assert torch.equal(clients.ask(query), then.ask(query))
     now = clients.evaluate(clients.ids, models, [0] * 4, "train")
-    assert torch.equal(now.losses, clients.evaluate(clients.ids, models, [0] * 4, "train", 4).losses)
+    assert torch.equal(
+        now.losses, clients.evaluate(clients.ids, models, [0] * 4, "train", 4).losses
+    )
 
 
 def test_what_clients_accumulate_they_train_on_once():
     """A later stage holds what the first held, and more; a client that sees it otherwise has it twice."""
     federation = federation_of([0, 1, 2, 3], [24, 31, 7, 40])
-    more = tuple(replace(each, train=np.concatenate([each.train, each.validation])) for each in federation.clients)
+    more = tuple(
+        replace(each, train=np.concatenate([each.train, each.validation]))
+        for each in federation.clients
+    )
     turned = (replace(more[0], label_map=torch.tensor([1, 0, 2, 3])), *more[1:])
     federation = replace(federation, stages=(Stage(2, more, None), Stage(3, turned, None)))
     clients = SimulatedClients(federation, linear(), engine="loop")
     found = trained(clients, 3, [(1, 2), (1, 2), (1,), (2,)])
     assert found[-4:].tolist() == [34, 41, 7, 50]
-    assert torch.equal(found[: len(found) // 4], trained(clients, 3, [(2,), (1, 2), (1,), (2,)])[: len(found) // 4])
+    assert torch.equal(
+        found[: len(found) // 4], trained(clients, 3, [(2,), (1, 2), (1,), (2,)])[: len(found) // 4]
+    )
     assert trained(clients, 3, [(1, 2, 3), (2, 3), (3,), (1,)])[-4:].tolist() == [68, 41, 17, 40]

@@ -49,7 +49,11 @@ def test_a_server_that_goes_on_from_long_before_gets_the_oldest_that_is_known():
     store = filled(11, 12)
     assert kept(store, 9) == {"a": 11}
     store.keep(9, 3, {"a": torch.tensor(9.0)})
-    assert (kept(store, 9), kept(store, 10), float(store.latest(3)["a"])) == ({"a": 11}, {"a": 9}, 9)
+    assert (kept(store, 9), kept(store, 10), float(store.latest(3)["a"])) == (
+        {"a": 11},
+        {"a": 9},
+        9,
+    )
 
 
 @pytest.mark.parametrize("before", [False, True])

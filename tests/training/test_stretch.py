@@ -23,7 +23,9 @@ def asked(lr: float) -> Round:
     return Round(1, spec, part=(0, 2), part_size=20, longest=TIMES)
 
 
-def loss_of(module: nn.Module, model: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor) -> float:
+def loss_of(
+    module: nn.Module, model: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor
+) -> float:
     Layout.of(module).load(model, module)
     with torch.no_grad():
         return float(FittedTask().mean_loss(module.eval()(inputs), targets))
@@ -31,17 +33,22 @@ def loss_of(module: nn.Module, model: torch.Tensor, inputs: torch.Tensor, target
 
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
 @pytest.mark.parametrize(("lr", "longer"), [(0.01, {True}), (0.8, {True, False}), (10.0, {False})])
-def test_an_update_is_sent_longer_where_that_lowers_the_loss_of_its_part(lr: float, longer: set[bool], engine: str):
+def test_an_update_is_sent_longer_where_that_lowers_the_loss_of_its_part(
+    lr: float, longer: set[bool], engine: str
+):
     federation = federation_of([0, 1, 2, 3], SIZES)
     clients, params = simulated(federation, linear(), engine)
     this_round, found = asked(lr), set[bool]()
-    plain = clients.train(IDS, params[None], [0] * 4, replace(this_round, longest=1.0)).required_deltas
+    plain = clients.train(
+        IDS, params[None], [0] * 4, replace(this_round, longest=1.0)
+    ).required_deltas
     sent = clients.train(IDS, params[None], [0] * 4, this_round).required_deltas
     for client in IDS:
         inputs, targets = federation.examples(client, "train")
         part = this_round.examples(len(targets), client)
         losses = [
-            loss_of(linear(), params + times * plain[client], inputs[part], targets[part]) for times in (1.0, TIMES)
+            loss_of(linear(), params + times * plain[client], inputs[part], targets[part])
+            for times in (1.0, TIMES)
         ]
         found.add(losses[1] < losses[0])
         expected = plain[client] * (TIMES if losses[1] < losses[0] else 1.0)
@@ -53,7 +60,9 @@ def test_buffers_are_sent_as_they_are():
     module = nn.Sequential(nn.Linear(FEATURES, LABELS), nn.BatchNorm1d(LABELS))
     clients, params = simulated(federation_of([0], [40]), module)
     this_round, parameters = asked(0.01), Layout.of(module).n_parameters
-    plain = clients.train([0], params[None], [0], replace(this_round, longest=1.0)).required_deltas[0]
+    plain = clients.train([0], params[None], [0], replace(this_round, longest=1.0)).required_deltas[
+        0
+    ]
     sent = clients.train([0], params[None], [0], this_round).required_deltas[0]
     torch.testing.assert_close(sent[:parameters], TIMES * plain[:parameters])
     assert len(plain[parameters:])
@@ -100,7 +109,10 @@ def test_examples_that_are_private_choose_nothing():
     federation, module = federation_of([0], [40]), linear()
     clients = SimulatedClients(federation, module, engine="loop", private=PrivateSteps(1.0, 0.0))
     params = Layout.of(module).flatten(module)
-    alike = [clients.train([0], params[None], [0], replace(asked(0.01), longest=times)) for times in (1.0, TIMES)]
+    alike = [
+        clients.train([0], params[None], [0], replace(asked(0.01), longest=times))
+        for times in (1.0, TIMES)
+    ]
     assert torch.equal(alike[0].required_deltas, alike[1].required_deltas)
 
 
@@ -115,7 +127,10 @@ def test_examples_from_all_over_a_part_decide():
     this_round = Round(1, LocalTraining(batch_size=64, lr=6.0), longest=TIMES)
     plain = clients.train([0], params[None], [0], replace(this_round, longest=1.0)).required_deltas
     at = [
-        [loss_of(linear(), params + times * plain[0], inputs[some], targets[some]) for times in (1.0, TIMES)]
+        [
+            loss_of(linear(), params + times * plain[0], inputs[some], targets[some])
+            for times in (1.0, TIMES)
+        ]
         for some in (slice(JUDGED), slice(None))
     ]
     assert at[0][1] < at[0][0]

@@ -65,7 +65,9 @@ def test_every_engine_trains_a_task_as_the_loop_does(name: str, engine: str):
         clients, *_ = world(name, each)
         found.append(clients.train([0, 1, 2, 3], models_of(clients), [0, 1, 1, 0], Round(1, spec)))
     expected, updates = found
-    torch.testing.assert_close(updates.required_deltas, expected.required_deltas, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        updates.required_deltas, expected.required_deltas, rtol=1e-4, atol=1e-6
+    )
     torch.testing.assert_close(updates.losses, expected.losses, rtol=1e-4, atol=1e-6)
 
 
@@ -88,8 +90,14 @@ def test_outputs_of_one_number_may_lie_in_a_dimension_or_not():
     federation = task_federation("regression", TRUTH, SIZES)
     spec, updates = LocalTraining(batch_size=5), []
     for squeezed in (False, True):
-        clients = SimulatedClients(federation, network(squeezed=squeezed), engine="loop", task=fitted(federation))
-        updates.append(clients.train([0, 1, 2, 3], models_of(clients), [0, 1, 1, 0], Round(1, spec)).required_deltas)
+        clients = SimulatedClients(
+            federation, network(squeezed=squeezed), engine="loop", task=fitted(federation)
+        )
+        updates.append(
+            clients.train(
+                [0, 1, 2, 3], models_of(clients), [0, 1, 1, 0], Round(1, spec)
+            ).required_deltas
+        )
     torch.testing.assert_close(*updates)
 
 
@@ -113,7 +121,9 @@ def test_scores_are_of_a_clients_outputs_together_however_passes_are_cut(
     monkeypatch.setattr(evaluation, "ENTRIES_AT_A_TIME_ON_CPU", largest)
     monkeypatch.setattr(evaluation, "EXAMPLES_AT_A_TIME", at_a_time)
     federation = task_federation("binary", TRUTH, SIZES)
-    clients = SimulatedClients(federation, network(), engine="loop", task=fitted(federation, metrics=["auroc", "f1"]))
+    clients = SimulatedClients(
+        federation, network(), engine="loop", task=fitted(federation, metrics=["auroc", "f1"])
+    )
     model = models_of(clients)[0]
     got = clients.evaluate(clients.ids, model[None], [0] * 4, "test")
     functions = torchmetrics.functional.classification
@@ -133,12 +143,18 @@ def test_scores_are_of_a_clients_outputs_together_however_passes_are_cut(
 def test_errors_of_numbers_are_scored_as_torchmetrics_does():
     federation = task_federation("regression", TRUTH, SIZES, 3)
     options = {"metrics": ["rmse", "mae", "r2"]}
-    clients = SimulatedClients(federation, network(3), engine="loop", task=fitted(federation, **options))
+    clients = SimulatedClients(
+        federation, network(3), engine="loop", task=fitted(federation, **options)
+    )
     model = models_of(clients)[0]
     got = clients.evaluate(clients.ids, model[None], [0] * 4, "test")
     f = torchmetrics.functional
-    for column, of in enumerate((lambda a, b: f.mean_squared_error(a, b).sqrt(), f.mean_absolute_error, f.r2_score)):
-        assert got.scores[:, column].tolist() == pytest.approx(own_scores(federation, network(3), model, of), rel=1e-4)
+    for column, of in enumerate(
+        (lambda a, b: f.mean_squared_error(a, b).sqrt(), f.mean_absolute_error, f.r2_score)
+    ):
+        assert got.scores[:, column].tolist() == pytest.approx(
+            own_scores(federation, network(3), model, of), rel=1e-4
+        )
     assert got.losses.tolist() == pytest.approx(
         own_scores(federation, network(3), model, f.mean_squared_error), rel=1e-4
     )
@@ -147,7 +163,9 @@ def test_errors_of_numbers_are_scored_as_torchmetrics_does():
 
 @pytest.mark.parametrize("engine", ["loop", "vmap", "stacked"])
 @pytest.mark.parametrize("personal", [(), ("2.*",)])
-def test_a_client_with_one_class_has_no_score_and_others_have_theirs(engine: str, personal: tuple[str, ...]):
+def test_a_client_with_one_class_has_no_score_and_others_have_theirs(
+    engine: str, personal: tuple[str, ...]
+):
     federation = task_federation("binary", TRUTH, SIZES)
     federation.pool.y[federation.by_id[2].test] = 1.0
     task = fitted(federation, metrics=["auroc", "accuracy"])
@@ -165,7 +183,9 @@ def test_a_mixture_of_models_leaves_the_same_client_without_a_score():
     federation.pool.y[federation.by_id[2].test] = 0.0
     clients = SimulatedClients(federation, network(), task=fitted(federation, metrics=["auroc"]))
     evaluator = clients._stages.now.evaluator
-    scores = evaluator.evaluate_mixture([0, 1, 2, 3], models_of(clients), torch.full((4, 2), 0.5), "test").scores
+    scores = evaluator.evaluate_mixture(
+        [0, 1, 2, 3], models_of(clients), torch.full((4, 2), 0.5), "test"
+    ).scores
     assert scores[:, 0].isnan().tolist() == [False, False, True, False]
 
 
@@ -182,7 +202,9 @@ def test_a_metric_that_fails_for_a_client_ends_no_run(caplog: pytest.LogCaptureF
     for _ in range(2):
         found = clients.evaluate(clients.ids, torch.zeros(1, clients.layout.size), [0] * 4, "test")
         assert found.scores[:, 0].isnan().tolist() == [False, True, False, False]
-    assert caplog.messages == ["client 1, and perhaps others, have no score by failing: ValueError: too good"]
+    assert caplog.messages == [
+        "client 1, and perhaps others, have no score by failing: ValueError: too good"
+    ]
 
 
 @pytest.mark.parametrize("name", ["mae", "rmse", "r2"])
@@ -207,7 +229,9 @@ def test_balanced_weights_count_the_examples_of_all_clients_as_they_see_them():
 
 def test_a_run_of_a_task_names_its_metrics():
     federation = task_federation("regression", [0, 0, 1, 1])
-    run = simulate("fedavg", network(), federation, rounds=2, engine="loop", task="regression", target=0.5)
+    run = simulate(
+        "fedavg", network(), federation, rounds=2, engine="loop", task="regression", target=0.5
+    )
     assert [metric["name"] for metric in run.summary["metrics"]] == ["mae"]
     assert run.summary["target"]["mae"] == 0.5
     assert run.summary["mae"]["mean"] == pytest.approx(run.metric_rows[-1]["mae_mean"])

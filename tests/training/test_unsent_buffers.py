@@ -136,8 +136,12 @@ def test_a_saved_run_and_its_export_have_the_same_constants(tmp_path: Path):
 
 def test_constants_are_agreed_on_over_a_network_and_never_sent():
     federation = federation_of([0, 1, 0, 1])
-    run = federated(grid_of(federation, WithConstants), "fedavg", WithConstants, rounds=2, local=LOCAL)
-    here = fedclade.simulate("fedavg", WithConstants, federation, rounds=2, local=LOCAL, engine="loop")
+    run = federated(
+        grid_of(federation, WithConstants), "fedavg", WithConstants, rounds=2, local=LOCAL
+    )
+    here = fedclade.simulate(
+        "fedavg", WithConstants, federation, rounds=2, local=LOCAL, engine="loop"
+    )
     assert torch.equal(run.tree.nodes[0].params, here.tree.nodes[0].params)
     check_constants(run.layout.state_dict(run.tree.nodes[0].params))
 
@@ -169,13 +173,19 @@ def test_clients_of_a_counter_are_not_trained_together(engine: str, replaces: bo
 @pytest.mark.parametrize("engine", ["loop", "workers"])
 @pytest.mark.parametrize("replaces", [False, True])
 @pytest.mark.parametrize("persistent", [False, True])
-def test_every_client_starts_from_the_models_counter_and_leaves_it(engine: str, replaces: bool, persistent: bool):
+def test_every_client_starts_from_the_models_counter_and_leaves_it(
+    engine: str, replaces: bool, persistent: bool
+):
     """A client's training does not depend on who trained before it in the same process."""
-    module = Changing(torch.tensor(LARGE - 5) if persistent else torch.tensor(0), persistent, replaces)
+    module = Changing(
+        torch.tensor(LARGE - 5) if persistent else torch.tensor(0), persistent, replaces
+    )
     federation = federation_of([0, 1, 2])
     together = fedclade.simulate("local", module, federation, rounds=1, engine=engine, local=LOCAL)
     for client in federation.ids:
-        alone = fedclade.simulate("local", module, federation.alone(client), rounds=1, engine="loop", local=LOCAL)
+        alone = fedclade.simulate(
+            "local", module, federation.alone(client), rounds=1, engine="loop", local=LOCAL
+        )
         assert torch.equal(together.kept[client]["model"], alone.kept[client]["model"])
     state = together.layout.state_dict(together.tree.nodes[0].params)
     assert {name: int(value) for name, value in state.items() if name == "steps"} == (
@@ -186,7 +196,11 @@ def test_every_client_starts_from_the_models_counter_and_leaves_it(engine: str, 
 def test_a_counter_is_named_in_the_log_once(caplog: pytest.LogCaptureFixture):
     with caplog.at_level(logging.WARNING):
         run_of(Changing(torch.tensor(0)), rounds=1)
-    found = [line for line in caplog.messages if "training changes buffer 'steps' of Changing (int64)" in line]
+    found = [
+        line
+        for line in caplog.messages
+        if "training changes buffer 'steps' of Changing (int64)" in line
+    ]
     assert len(found) == 1
     assert "every client starts from the model's value in each round" in found[0]
 
@@ -209,16 +223,24 @@ def test_a_float_that_training_changes_is_averaged_as_before():
     ],
 )
 def test_what_changes_and_has_no_mean_is_refused(value: Tensor, kind: str):
-    with pytest.raises(ModelError, match=f"training changes buffer 'steps' of Changing, {kind}, which cannot be aver"):
+    with pytest.raises(
+        ModelError,
+        match=f"training changes buffer 'steps' of Changing, {kind}, which cannot be aver",
+    ):
         run_of(Changing(value))
 
 
 def test_a_buffer_that_changes_only_later_is_refused():
-    with pytest.raises(ModelError, match="training changes buffer 'steps' of Late, but the first forward passes did n"):
+    with pytest.raises(
+        ModelError,
+        match="training changes buffer 'steps' of Late, but the first forward passes did n",
+    ):
         run_of(Late(torch.zeros(3)))
 
 
-@pytest.mark.parametrize("norm", [nn.BatchNorm1d(FEATURES), nn.BatchNorm1d(FEATURES, affine=False, momentum=None)])
+@pytest.mark.parametrize(
+    "norm", [nn.BatchNorm1d(FEATURES), nn.BatchNorm1d(FEATURES, affine=False, momentum=None)]
+)
 def test_the_statistics_of_batch_norm_stay_in_the_vector(norm: nn.Module):
     module = nn.Sequential(norm, nn.Linear(FEATURES, LABELS))
     note_unsent_buffers(module, SPEC)
@@ -236,7 +258,9 @@ def test_a_model_that_takes_none_of_the_inputs_that_are_tried_keeps_its_floats_i
     assert {slot.name for slot in Layout.of(module).buffers} == {"table", "few_digits"}
 
 
-@pytest.mark.parametrize("spec", [DataSpec("texts", (5,), 2, vocabulary_size=9), DataSpec("own", (5,), 2)])
+@pytest.mark.parametrize(
+    "spec", [DataSpec("texts", (5,), 2, vocabulary_size=9), DataSpec("own", (5,), 2)]
+)
 def test_a_model_of_tokens_is_tried_on_tokens(spec: DataSpec):
     class Reads(nn.Module):
         def __init__(self) -> None:

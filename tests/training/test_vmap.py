@@ -11,7 +11,18 @@ from torch import nn
 from fedclade.models import build_model
 from fedclade.training.loop import LoopEngine
 from fedclade.training.vmap import CannotMapError, VmapEngine
-from tests.training.worlds import LABELS, SIZES, SPECS, TOKENS, Counts, Scaled, Tied, features, perceptron, task_of
+from tests.training.worlds import (
+    LABELS,
+    SIZES,
+    SPECS,
+    TOKENS,
+    Counts,
+    Scaled,
+    Tied,
+    features,
+    perceptron,
+    task_of,
+)
 
 
 def assert_same(task_twice, tolerance):
@@ -35,12 +46,20 @@ def test_equals_the_loop_with_ragged_sizes_two_models_and_every_option(spec, dty
 def test_equals_the_loop_where_another_model_is_the_anchor():
     def task():
         module = perceptron().double()
-        return task_of(module, features(dtype=torch.float64), LABELS, SPECS["proximal"], anchors=(1, 1, 0, 0, 1))
+        return task_of(
+            module,
+            features(dtype=torch.float64),
+            LABELS,
+            SPECS["proximal"],
+            anchors=(1, 1, 0, 0, 1),
+        )
 
     assert_same(task, 1e-10)
 
 
-@pytest.mark.parametrize("module", [Tied, lambda: perceptron(nn.LayerNorm(8), Scaled(), nn.GroupNorm(2, 8))])
+@pytest.mark.parametrize(
+    "module", [Tied, lambda: perceptron(nn.LayerNorm(8), Scaled(), nn.GroupNorm(2, 8))]
+)
 @pytest.mark.parametrize("spec", SPECS)
 def test_equals_the_loop_with_layers_it_does_not_know(module, spec):
     """Tied weights stay tied; a parameter that the loss does not reach does not decay."""
@@ -66,7 +85,9 @@ def test_equals_the_loop_for_the_models_of_the_library(name):
     spec = SPECS["momentum"]
 
     def task():
-        return task_of(build_model(name, input_shape=(1, 16, 16), outputs=LABELS), images, LABELS, spec, sizes)
+        return task_of(
+            build_model(name, input_shape=(1, 16, 16), outputs=LABELS), images, LABELS, spec, sizes
+        )
 
     assert_same(task, 1e-4)
 
@@ -79,7 +100,10 @@ def test_batch_norm_is_refused_by_name():
 
 
 def test_batch_norm_in_eval_changes_nothing_and_is_mapped():
-    tasks = [task_of(perceptron(nn.BatchNorm1d(8).eval()), features(), LABELS, SPECS["momentum"]) for _ in range(2)]
+    tasks = [
+        task_of(perceptron(nn.BatchNorm1d(8).eval()), features(), LABELS, SPECS["momentum"])
+        for _ in range(2)
+    ]
     D = tasks[0].layout.n_parameters
     (expected, _), (got, _) = LoopEngine().train(tasks[0]), VmapEngine().train(tasks[1])
     torch.testing.assert_close(got[:, :D], expected[:, :D], rtol=1e-4, atol=1e-6)
@@ -89,7 +113,10 @@ def test_batch_norm_in_eval_changes_nothing_and_is_mapped():
 @pytest.mark.parametrize(
     ("layer", "told"),
     [
-        (nn.Dropout(0.5), "Sequential cannot be mapped over clients: vmap: called random operation"),
+        (
+            nn.Dropout(0.5),
+            "Sequential cannot be mapped over clients: vmap: called random operation",
+        ),
         (Counts(), "Sequential changes its buffers in training"),
     ],
 )

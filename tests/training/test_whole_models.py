@@ -18,9 +18,13 @@ FIRST = Round(1, SPEC)
 FEDERATION = federation_of([0, 1, 0])
 
 
-def clients_of(*, personal: tuple[str, ...] = HEAD, **settings) -> tuple[SimulatedClients, torch.Tensor]:
+def clients_of(
+    *, personal: tuple[str, ...] = HEAD, **settings
+) -> tuple[SimulatedClients, torch.Tensor]:
     """Return clients that have trained for a round, and a model of the next."""
-    clients = SimulatedClients(FEDERATION, perceptron(), engine="loop", personal=personal, **settings)
+    clients = SimulatedClients(
+        FEDERATION, perceptron(), engine="loop", personal=personal, **settings
+    )
     start = clients.layout.flatten(perceptron())
     deltas = clients.train([0, 1, 2], start[None], [0] * 3, FIRST).required_deltas
     return clients, start + deltas.mean(0)
@@ -39,7 +43,9 @@ def test_personal_parameters_go_on_from_where_they_were():
     updates = clients.train([0, 1, 2], model[None], [0] * 3, Round(2, SPEC))
     shared, personal = clients.layout.parted(wholes + expected.required_deltas)
     torch.testing.assert_close(model + updates.required_deltas, shared)
-    torch.testing.assert_close(torch.stack([clients.store.latest(c)[PERSONAL] for c in (0, 1, 2)]), personal)
+    torch.testing.assert_close(
+        torch.stack([clients.store.latest(c)[PERSONAL] for c in (0, 1, 2)]), personal
+    )
     assert torch.equal(updates.losses, expected.losses)
 
 
@@ -47,15 +53,22 @@ def test_the_proximal_term_pulls_them_to_where_they_were_and_the_rest_to_the_anc
     clients, model = clients_of()
     plain, pulled = SimulatedClients(FEDERATION, perceptron(), engine="loop"), replace(SPEC, mu=0.5)
     start, anchor = (whole_of(clients, 1, each) for each in (model, model + 1))
-    expected = plain.train([1], torch.stack([start, anchor]), [0], Round(2, pulled), [1]).required_deltas
+    expected = plain.train(
+        [1], torch.stack([start, anchor]), [0], Round(2, pulled), [1]
+    ).required_deltas
     updates = clients.train([1], torch.stack([model, model + 1]), [0], Round(2, pulled), [1])
     torch.testing.assert_close(updates.required_deltas, clients.layout.parted(expected)[0])
 
 
 def test_gradients_are_those_of_the_whole_model_and_change_nothing():
     clients, model = clients_of()
-    plain, before = SimulatedClients(FEDERATION, perceptron(), engine="loop"), clients.store.latest(1)[PERSONAL]
-    expected = plain.gradients([1], whole_of(clients, 1, model)[None], [0], Round(2, SPEC)).required_deltas
+    plain, before = (
+        SimulatedClients(FEDERATION, perceptron(), engine="loop"),
+        clients.store.latest(1)[PERSONAL],
+    )
+    expected = plain.gradients(
+        [1], whole_of(clients, 1, model)[None], [0], Round(2, SPEC)
+    ).required_deltas
     found = clients.gradients([1], model[None], [0], Round(2, SPEC))
     assert torch.equal(found.required_deltas, clients.layout.parted(expected)[0])
     assert clients.store.latest(1)[PERSONAL] is before
@@ -66,7 +79,9 @@ def test_each_client_is_evaluated_with_its_own_part(memory):
     clients, model = clients_of(memory=memory)
     plain = SimulatedClients(FEDERATION, perceptron(), engine="loop")
     models = torch.stack([model, model + 0.1])
-    wholes = torch.stack([whole_of(clients, client, models[row]) for client, row in ((0, 0), (1, 1), (0, 1), (2, 0))])
+    wholes = torch.stack(
+        [whole_of(clients, client, models[row]) for client, row in ((0, 0), (1, 1), (0, 1), (2, 0))]
+    )
     found = clients.evaluate([0, 1, 0, 2], models, [0, 1, 1, 0], "test")
     expected = plain.evaluate([0, 1, 0, 2], wholes, [0, 1, 2, 3], "test")
     assert found.ids == expected.ids
@@ -74,7 +89,9 @@ def test_each_client_is_evaluated_with_its_own_part(memory):
     torch.testing.assert_close(found.scores, expected.scores)
 
 
-@pytest.mark.parametrize("asked", [{"purpose": "finetune"}, {"part": (0, 2), "purpose": "replicate 0"}])
+@pytest.mark.parametrize(
+    "asked", [{"purpose": "finetune"}, {"part": (0, 2), "purpose": "replicate 0"}]
+)
 def test_training_for_another_purpose_is_forgotten(asked):
     clients, model = clients_of()
     before = clients.store.latest(1)[PERSONAL]

@@ -24,7 +24,9 @@ from fedclade.training.loop import LoopEngine
 from fedclade.training.workers import INSIDE, WorkersEngine, cannot_fork
 from tests.training.worlds import LABELS, SPECS, Counts, Tied, features, perceptron, task_of
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="processes are forked on Linux only"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +46,11 @@ def task(module: nn.Module | None = None, spec: str = "plain") -> Workload:
 def convolutional(flat: nn.Module) -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 8, 2, padding=1), nn.ReLU(), flat, nn.Linear(8 * 3 * 4, LABELS)
+        nn.Unflatten(1, (1, 2, 3)),
+        nn.Conv2d(1, 8, 2, padding=1),
+        nn.ReLU(),
+        flat,
+        nn.Linear(8 * 3 * 4, LABELS),
     )
 
 
@@ -101,7 +107,10 @@ def test_processes_are_kept_as_long_as_module_and_data_are_the_same():
     updates, _ = engine.train(first)
     before = processes(engine)
     assert len(before) == 2
-    fresh = [replace(job, generator=torch.Generator().manual_seed(job.generator.initial_seed())) for job in first.jobs]
+    fresh = [
+        replace(job, generator=torch.Generator().manual_seed(job.generator.initial_seed()))
+        for job in first.jobs
+    ]
     some, _ = engine.train(replace(first, jobs=fresh[1:4]))
     assert processes(engine) == before
     assert torch.equal(updates, expected), "what was given out stays as it was"
@@ -148,21 +157,28 @@ class Kills(nn.Module):
 def test_a_process_that_dies_is_told_and_the_next_call_works(monkeypatch):
     monkeypatch.setenv("PARENT", str(os.getpid()))
     engine = WorkersEngine("loop")
-    with pytest.raises(EngineError, match=r"a worker process died \(signal SIGKILL\) while it trained 1 clients; if"):
+    with pytest.raises(
+        EngineError,
+        match=r"a worker process died \(signal SIGKILL\) while it trained 1 clients; if",
+    ):
         engine.train(task(perceptron(Kills())))
     expected, _ = LoopEngine().train(task())
     assert torch.equal(engine.train(task())[0], expected)
 
 
 @pytest.mark.parametrize(("asked", "instead"), [("auto", "loop"), ("workers", "workers, loop")])
-def test_a_process_that_dies_costs_the_way_that_it_trained_not_the_run(monkeypatch, caplog, asked, instead):
+def test_a_process_that_dies_costs_the_way_that_it_trained_not_the_run(
+    monkeypatch, caplog, asked, instead
+):
     monkeypatch.setitem(INSIDE, "stacked", Dies)
     engine = build_engine(asked, "workers, stacked")
     expected, _ = LoopEngine().train(task())
     assert torch.equal(engine.train(task())[0], expected)
     assert engine.resolved == instead
     (line,) = [record.message for record in caplog.records]
-    assert re.match(r"a worker process died \(signal SIGABRT\) .*; training with engine " + instead, line)
+    assert re.match(
+        r"a worker process died \(signal SIGABRT\) .*; training with engine " + instead, line
+    )
     caplog.clear()
     assert torch.equal(engine.train(task())[0], expected)
     assert not caplog.records
@@ -176,7 +192,10 @@ def test_auto_does_not_take_workers_that_die_while_they_are_measured(monkeypatch
     torch.testing.assert_close(engine.train(task())[0], expected, rtol=1e-4, atol=1e-6)
     assert engine.name in ("stacked", "loop")
     for way in ("stacked", "loop"):
-        assert f"engine workers, {way} is not taken: a worker process died (signal SIGABRT)" in caplog.text
+        assert (
+            f"engine workers, {way} is not taken: a worker process died (signal SIGABRT)"
+            in caplog.text
+        )
 
 
 def test_workers_that_were_asked_for_and_die_whatever_they_do_are_told(monkeypatch):
@@ -194,7 +213,8 @@ def test_channels_last_that_kills_its_process_is_not_taken(monkeypatch, caplog):
         engine.train(task(convolutional(nn.Flatten())))
     assert engine.resolved == "workers, loop"
     assert (
-        "convolutions do not keep their channels last: the process that tried it died (signal SIGABRT)" in caplog.text
+        "convolutions do not keep their channels last: the process that tried it died (signal SIGABRT)"
+        in caplog.text
     )
     assert torch.get_num_threads() == 2
 
@@ -215,7 +235,9 @@ def test_where_no_process_can_be_started_that_is_told(monkeypatch):
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr(os, "fork", none_left)
-    with pytest.raises(EngineError, match=r"worker processes cannot be started: .* unavailable; use --engine loop"):
+    with pytest.raises(
+        EngineError, match=r"worker processes cannot be started: .* unavailable; use --engine loop"
+    ):
         WorkersEngine("loop").train(task())
 
 
@@ -260,7 +282,10 @@ def test_auto_does_not_fork_for_one_thread_or_one_client(monkeypatch):
     build_engine("auto").train(replace(alone, jobs=alone.jobs[:1]))
     torch.set_num_threads(1)
     build_engine("auto").train(task())
-    assert seen == [["stacked", "workers, stacked", "workers, loop", "loop"], *[["stacked", "loop"]] * 2]
+    assert seen == [
+        ["stacked", "workers, stacked", "workers, loop", "loop"],
+        *[["stacked", "loop"]] * 2,
+    ]
 
 
 @pytest.mark.parametrize(("flat", "inside"), [(nn.Flatten, "channels last"), (View, "loop")])
@@ -277,9 +302,13 @@ def test_where_processes_cannot_be_forked_safely_there_are_none(monkeypatch):
     assert cannot_fork(torch.device("cuda")) == "workers train on the CPU, not on cuda"
     assert cannot_fork(torch.device("cpu")) is None
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    assert "torch has started threads for an accelerator" in (cannot_fork(torch.device("cpu")) or "")
+    assert "torch has started threads for an accelerator" in (
+        cannot_fork(torch.device("cpu")) or ""
+    )
     monkeypatch.setattr(sys, "platform", "darwin")
-    with pytest.raises(ConfigError, match=re.escape("engine 'workers' cannot train this model: workers need")):
+    with pytest.raises(
+        ConfigError, match=re.escape("engine 'workers' cannot train this model: workers need")
+    ):
         build_engine("workers").train(task())
     engine = build_engine("auto")
     engine.train(task())
@@ -305,7 +334,9 @@ def started(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
     script.write_text(SCRIPT)
     paths = [str(Path(__file__).parents[2]), *sys.path]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    return subprocess.Popen([sys.executable, script, *arguments], stdout=subprocess.PIPE, text=True, env=environment)
+    return subprocess.Popen(
+        [sys.executable, script, *arguments], stdout=subprocess.PIPE, text=True, env=environment
+    )
 
 
 @pytest.mark.slow

@@ -45,14 +45,25 @@ def task_of(
     second = first + 0.02 * torch.rand(len(first), generator=draw, dtype=first.dtype)
     targets = torch.randint(outputs, (sum(sizes),), generator=draw)
     jobs = [
-        Job(k, k % 2, x, y, rng.torch_generator(3, "test", k), None if anchors is None else anchors[k])
-        for k, (x, y) in enumerate(zip(inputs.split(list(sizes)), targets.split(list(sizes)), strict=True))
+        Job(
+            k,
+            k % 2,
+            x,
+            y,
+            rng.torch_generator(3, "test", k),
+            None if anchors is None else anchors[k],
+        )
+        for k, (x, y) in enumerate(
+            zip(inputs.split(list(sizes)), targets.split(list(sizes)), strict=True)
+        )
     ]
     return Workload(module, layout, torch.stack([first, second]), jobs, spec, spec.lr)
 
 
 def features(sizes: Sequence[int] = SIZES, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(sum(sizes), FEATURES, generator=torch.Generator().manual_seed(1), dtype=dtype)
+    return torch.randn(
+        sum(sizes), FEATURES, generator=torch.Generator().manual_seed(1), dtype=dtype
+    )
 
 
 def perceptron(*layers: nn.Module) -> nn.Module:

@@ -27,7 +27,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 FILE = Path(__file__).with_name("secagg-10.json")
 ENTRIES = 20
 CURVE = ec.SECP256R1()
-MIN_HONEST = 2  # how many honest clients a sum must have; 0 of a client that also answers without masks
+MIN_HONEST = (
+    2  # how many honest clients a sum must have; 0 of a client that also answers without masks
+)
 
 # Three sums. On the long list each client deals shares to the k behind it, in a circle. Clients that do not insist on
 # sums count among the colluders: on the mixed list, 2 of 6.
@@ -109,12 +111,16 @@ def public(secret):
 
 def ecdh(secret, other):
     """Return what two keys agree on."""
-    return private(secret).exchange(ec.ECDH(), ec.EllipticCurvePublicKey.from_encoded_point(CURVE, other))
+    return private(secret).exchange(
+        ec.ECDH(), ec.EllipticCurvePublicKey.from_encoded_point(CURVE, other)
+    )
 
 
 def stream(key):
     """Return the numbers of a mask."""
-    return unpacked(Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor().update(bytes(3 * ENTRIES)))
+    return unpacked(
+        Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor().update(bytes(3 * ENTRIES))
+    )
 
 
 def unpacked(data):
@@ -193,7 +199,19 @@ def compute(case):
     seeds = {i: fixed("seed", i, 31) for i in members}
     question, training = hashed("question", "{}").hex(), hashed("training", "{}").hex()
     model = sha256(b"model").hexdigest()
-    terms = ["instance", len(members) + 1, case["colluders"], k, 8.0, 2.0, 10, training, question, model, ""]
+    terms = [
+        "instance",
+        len(members) + 1,
+        case["colluders"],
+        k,
+        8.0,
+        2.0,
+        10,
+        training,
+        question,
+        model,
+        "",
+    ]
     ctx = hashed("terms", 10, *terms)
     keys = {i: (public(masking[i]), public(sealing[i])) for i in members}
     h = {i: 0 if i in case["bystanders"] else MIN_HONEST for i in members}
@@ -211,12 +229,16 @@ def compute(case):
     dealt = [i for i in members if i not in case["not_dealt"]]
     active = [i for i in dealt if i not in case["gone"]]
     first, second = members[0], holders[members[0]][0]
-    pair = [share(secret, t, 1, label) for secret, label in ((seeds[first], "seed"), (masking[first], "key"))]
+    pair = [
+        share(secret, t, 1, label)
+        for secret, label in ((seeds[first], "seed"), (masking[first], "key"))
+    ]
     shared = ecdh(sealing[first], keys[second][1])
     sealed_by = derived(shared, "share", ctx, lam, first, second)
     nonce = fixed("nonce", first, 12)
     promises = [
-        hashed("promise", ctx, lam, name, first, second, s) for name, s in zip(("seed", "key"), pair, strict=True)
+        hashed("promise", ctx, lam, name, first, second, s)
+        for name, s in zip(("seed", "key"), pair, strict=True)
     ]
 
     def own_mask(i):
@@ -236,11 +258,17 @@ def compute(case):
         for j in partners(i):
             y = [a + b if i < j else a - b for a, b in zip(y, pair_mask(i, j), strict=True)]
         masked[i] = packed(y)
-        sigma1[i] = sign[i].sign(transcript("masked", ctx, lam, delta, i, sha256(masked[i]).digest()))
+        sigma1[i] = sign[i].sign(
+            transcript("masked", ctx, lam, delta, i, sha256(masked[i]).digest())
+        )
         sigma2[i] = sign[i].sign(transcript("agree", ctx, lam, delta, bits(active, members)))
     total = [0] * ENTRIES
     for i in active:
-        seed = opened([share(seeds[i], t, number, "seed") for number in range(1, t + 1)]) if not k else seeds[i]
+        seed = (
+            opened([share(seeds[i], t, number, "seed") for number in range(1, t + 1)])
+            if not k
+            else seeds[i]
+        )
         assert seed == seeds[i]
         y = unpacked(masked[i])
         total = [a + b - c for a, b, c in zip(total, y, own_mask(i), strict=True)]
@@ -254,7 +282,13 @@ def compute(case):
         "sigma0": sigma0[first],
         "list": lam,
         "commitment": hashed("seed", ctx, lam, first, seeds[first]),
-        "share": {"key": sealed_by, "seed": pair[0], "masking": pair[1], "from": first, "to": second},
+        "share": {
+            "key": sealed_by,
+            "seed": pair[0],
+            "masking": pair[1],
+            "from": first,
+            "to": second,
+        },
         "sealed": nonce + AESGCM(sealed_by).encrypt(nonce, enc(*pair), None),
         "promise": b"".join(promises),
         "dealt": bits(dealt, members),
@@ -288,9 +322,17 @@ def rotated(update, name, question):
     rows = -(-len(update) // block)
     size = rows * block
     n_bytes = -(-size // 8)
-    drawn = shake_256(b"fedclade signs of a rotation" + name.encode() + question.encode()).digest(2 * n_bytes)
-    signs = [[(-1) ** (half[k // 8] >> k % 8 & 1) for k in range(size)] for half in (drawn[:n_bytes], drawn[n_bytes:])]
-    entries = mixed([a * b for a, b in zip([*update, *[0.0] * (size - len(update))], signs[0], strict=True)], block)
+    drawn = shake_256(b"fedclade signs of a rotation" + name.encode() + question.encode()).digest(
+        2 * n_bytes
+    )
+    signs = [
+        [(-1) ** (half[k // 8] >> k % 8 & 1) for k in range(size)]
+        for half in (drawn[:n_bytes], drawn[n_bytes:])
+    ]
+    entries = mixed(
+        [a * b for a, b in zip([*update, *[0.0] * (size - len(update))], signs[0], strict=True)],
+        block,
+    )
     dealt_out = [entries[row * block + column] for column in range(block) for row in range(rows)]
     return mixed([a * b for a, b in zip(dealt_out, signs[1], strict=True)], block)
 
@@ -314,7 +356,13 @@ def encode(case):
         shares.append(round(min(1.0, norm / most) ** 2 * q))
         is_clipped |= norm > most
     loss = w * case["loss"]
-    numbers += [1] * 8 + [weight, math.floor(loss), round((loss - math.floor(loss)) * q), int(is_clipped), *shares]
+    numbers += [1] * 8 + [
+        weight,
+        math.floor(loss),
+        round((loss - math.floor(loss)) * q),
+        int(is_clipped),
+        *shares,
+    ]
     return [each % 2**24 for each in numbers]
 
 

@@ -50,12 +50,29 @@ LIBRARY = Distribution(
     ROOT,
     "fedclade",
     in_wheel=(
-        *("fedclade/py.typed", "fedclade/configs/cfl-digits-label-swap.toml", "fedclade/configs/suite/iid.toml"),
+        *(
+            "fedclade/py.typed",
+            "fedclade/configs/cfl-digits-label-swap.toml",
+            "fedclade/configs/suite/iid.toml",
+        ),
         "fedclade/report/citations.bib",
-        *("fedclade/cli/examples/hospitals/hospital-00.csv", "fedclade/cli/examples/hospitals/hospitals.toml"),
-        *(f"fedclade/report/page/templates/{name}" for name in ("page.html.jinja", "page.js", "live.js", "style.css")),
+        *(
+            "fedclade/cli/examples/hospitals/hospital-00.csv",
+            "fedclade/cli/examples/hospitals/hospitals.toml",
+        ),
+        *(
+            f"fedclade/report/page/templates/{name}"
+            for name in ("page.html.jinja", "page.js", "live.js", "style.css")
+        ),
     ),
-    in_sources=("CHANGELOG.md", "CITATION.cff", "LICENSE", "README.md", "SECURITY.md", "pyproject.toml"),
+    in_sources=(
+        "CHANGELOG.md",
+        "CITATION.cff",
+        "LICENSE",
+        "README.md",
+        "SECURITY.md",
+        "pyproject.toml",
+    ),
     folders=frozenset({"configs", "examples", "src"}),
     extras=frozenset({"all", "data", "flower", "privacy", "ray", "report"}),
 )
@@ -70,10 +87,16 @@ PAPERS = Distribution(
 
 def main() -> None:
     """Build, look, install and use; the first thing that is not as it should be ends it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="folder to leave the archives in (default: nowhere)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, help="folder to leave the archives in (default: nowhere)"
+    )
     parser.add_argument("--tag", help="the version should be this one; a leading v is passed over")
-    parser.add_argument("--page", type=Path, default=ROOT / "docs/quick-start.md", help="the page with the commands")
+    parser.add_argument(
+        "--page", type=Path, default=ROOT / "docs/quick-start.md", help="the page with the commands"
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary)
@@ -110,7 +133,10 @@ def build(distribution: Distribution, out: Path) -> tuple[Path, Path]:
     with tempfile.TemporaryDirectory() as other:
         run([*python_build, "--wheel", "--outdir", other, root], root, quiet=True)
         here, there = files_of(wheel), files_of(Path(other) / wheel.name)
-    check(here == there, f"the wheel of the archive and that of the tree differ in {different(here, there)}")
+    check(
+        here == there,
+        f"the wheel of the archive and that of the tree differ in {different(here, there)}",
+    )
     return wheel, sources
 
 
@@ -118,14 +144,19 @@ def check_metadata(distribution: Distribution, wheel: Path, sources: Path, tag: 
     """Check what a package index would: the metadata are valid, the same in both, and the names fit."""
     step("look at the metadata")
     name, version, *_ = parse_wheel_filename(wheel.name)
-    check((name, version) == parse_sdist_filename(sources.name), f"{wheel.name} and {sources.name} are of two versions")
+    check(
+        (name, version) == parse_sdist_filename(sources.name),
+        f"{wheel.name} and {sources.name} are of two versions",
+    )
     found = [text for path, text in files_of(wheel).items() if path.endswith(".dist-info/METADATA")]
     with tarfile.open(sources) as archive:
         member = archive.extractfile(f"{sources.name.removesuffix('.tar.gz')}/PKG-INFO")
         found.append(member.read() if member else b"")
     metadata = [Metadata.from_email(text, validate=True) for text in found]
     check(found[0] == found[1], "the metadata of the two archives differ")
-    check(metadata[0].description_content_type == "text/markdown", "the description is not Markdown")
+    check(
+        metadata[0].description_content_type == "text/markdown", "the description is not Markdown"
+    )
     check(not tag or str(version) == tag, f"the version is {version}, and the tag {tag}")
     extras = set(metadata[0].provides_extra or [])
     check(distribution.extras <= extras, f"extras are {extras}")
@@ -137,15 +168,26 @@ def check_contents(distribution: Distribution, wheel: Path, sources: Path) -> No
     names = set(files_of(wheel))
     check(not (missing := set(distribution.in_wheel) - names), f"the wheel lacks {missing}")
     top = {name.split("/")[0] for name in names}
-    check(all(each == distribution.package or each.endswith(".dist-info") for each in top), f"the wheel has {top}")
+    check(
+        all(each == distribution.package or each.endswith(".dist-info") for each in top),
+        f"the wheel has {top}",
+    )
     with tarfile.open(sources) as archive:
-        inside = {member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()}
-    check(not (missing := set(distribution.in_sources) - inside), f"the source archive lacks {missing}")
+        inside = {
+            member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()
+        }
+    check(
+        not (missing := set(distribution.in_sources) - inside),
+        f"the source archive lacks {missing}",
+    )
     folders = {name.split("/")[0] for name in inside if "/" in name}
     wanted = distribution.folders
     check(folders == wanted, f"the source archive has the folders {folders}, and not {set(wanted)}")
     for archive_file in (wheel, sources):
-        check(archive_file.stat().st_size < LARGEST, f"{archive_file.name} has more than {LARGEST} bytes")
+        check(
+            archive_file.stat().st_size < LARGEST,
+            f"{archive_file.name} has more than {LARGEST} bytes",
+        )
 
 
 def environment_with(wheel: Path, where: Path) -> Path:
@@ -173,8 +215,13 @@ def follow(page: Path, wheel: Path, python: Path, work: Path) -> None:
     step(f"follow {page.name}")
     commands = commands_of(page)
     lines = [line for line in commands.splitlines() if line.strip()]
-    check(len(lines) < LONGEST, f"{page} takes {len(lines)} lines from pip to a report, which is not below {LONGEST}")
-    installed, count = re.subn(r"""(pip install .*?)fedclade(\[[\w,]+\])?""", rf"\g<1>{wheel}\g<2>", commands)
+    check(
+        len(lines) < LONGEST,
+        f"{page} takes {len(lines)} lines from pip to a report, which is not below {LONGEST}",
+    )
+    installed, count = re.subn(
+        r"""(pip install .*?)fedclade(\[[\w,]+\])?""", rf"\g<1>{wheel}\g<2>", commands
+    )
     check(count == 1, f"the commands of {page} install fedclade {count} times")
     print(commands)
     activated = {"PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}", "BROWSER": "true"}
@@ -188,7 +235,11 @@ def follow(page: Path, wheel: Path, python: Path, work: Path) -> None:
 def commands_of(page: Path) -> str:
     """Return the first shell block of a page, or of what comes after its marker."""
     text = page.read_text(encoding="utf-8")
-    blocks = re.findall(r"^```(?:ba|)sh\n(.*?)^```", text.partition(MARKER)[2] or text, flags=re.DOTALL | re.MULTILINE)
+    blocks = re.findall(
+        r"^```(?:ba|)sh\n(.*?)^```",
+        text.partition(MARKER)[2] or text,
+        flags=re.DOTALL | re.MULTILINE,
+    )
     check(blocks, f"{page} has no shell block")
     return blocks[0]
 
@@ -210,13 +261,28 @@ def folder(path: Path) -> Path:
     return path
 
 
-def run(command: list[object], where: Path, more: Mapping[str, str] | None = None, *, quiet: bool = False) -> None:
+def run(
+    command: list[object],
+    where: Path,
+    more: Mapping[str, str] | None = None,
+    *,
+    quiet: bool = False,
+) -> None:
     """Run a command as somebody would who has this torch and no data; end where it fails."""
-    kept = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "FEDCLADE_DATA_DIR")}
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in ("PYTHONPATH", "FEDCLADE_DATA_DIR")
+    }
     settings = {"PIP_CONSTRAINT": str(ROOT / "constraints.txt"), "PIP_QUIET": "1", **(more or {})}
     output = subprocess.PIPE if quiet else None
     done = subprocess.run(
-        [str(part) for part in command], cwd=where, env=kept | settings, stdout=output, stderr=output, check=False
+        [str(part) for part in command],
+        cwd=where,
+        env=kept | settings,
+        stdout=output,
+        stderr=output,
+        check=False,
     )
     if done.returncode:
         told = b"" if not quiet else done.stdout + done.stderr

@@ -21,7 +21,16 @@ from fedclade.report import score_figure
 from fedclade.report.page import write_report
 
 OPTIONAL = (
-    *("IPython", "PIL", "cryptography", "datasets", "dp_accounting", "flwr", "flwr_datasets", "ipywidgets"),
+    *(
+        "IPython",
+        "PIL",
+        "cryptography",
+        "datasets",
+        "dp_accounting",
+        "flwr",
+        "flwr_datasets",
+        "ipywidgets",
+    ),
     *("matplotlib", "mlflow", "optuna", "pandas", "plotly", "ray", "tensorboard", "wandb"),
 )
 """None of these may be there; what the core itself comes with, such as torch's jinja2, is."""
@@ -55,9 +64,20 @@ NEEDS = [
     ("tensorboard", ["run", "my.toml", "--log", "tensorboard", "--out", "no-log"]),
     ("mlflow", ["run", "my.toml", "--log", "mlflow", "--out", "no-log"]),
     ("wandb", ["run", "my.toml", "--log", "wandb", "--out", "no-log"]),
-    ("sweep", ["sweep", "my.toml", "--over", "local.lr=0.1,0.2", "--set", "data.validation_fraction=0.2"]),
+    (
+        "sweep",
+        ["sweep", "my.toml", "--over", "local.lr=0.1,0.2", "--set", "data.validation_fraction=0.2"],
+    ),
     ("ray", ["run", "my.toml", "--engine", "ray", "--out", "no-ray"]),
-    ("privacy", ["run", "my.toml", *("--set", "privacy.clip_norm=1"), *("--set", "privacy.noise_multiplier=1")]),
+    (
+        "privacy",
+        [
+            "run",
+            "my.toml",
+            *("--set", "privacy.clip_norm=1"),
+            *("--set", "privacy.noise_multiplier=1"),
+        ],
+    ),
     ("data", ["run", "rcfl-mnist-label-swap"]),
     ("data", ["run", "my.toml", "--set", "data.partition=dirichlet"]),
     ("data", ["data", "build", "mnist", "--out", "no-data"]),
@@ -82,13 +102,18 @@ def functions(run: fedclade.Run) -> Iterator[tuple[str, Callable[[], object]]]:
 
 def run_data() -> fedclade.Federation:
     """Return four small clients of two hidden groups."""
-    return load_federation("digits", clients=4, samples_per_client=60, shift="label_swap", clusters=2)
+    return load_federation(
+        "digits", clients=4, samples_per_client=60, shift="label_swap", clusters=2
+    )
 
 
 def command(arguments: list[str]) -> tuple[int, str, str]:
     """Call the command line; return its exit status, and what it printed on its two streams."""
     sys.argv = ["fedclade", *arguments]
-    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+    with (
+        contextlib.redirect_stdout(io.StringIO()) as out,
+        contextlib.redirect_stderr(io.StringIO()) as err,
+    ):
         try:
             main()
             status = 0
@@ -99,8 +124,12 @@ def command(arguments: list[str]) -> tuple[int, str, str]:
 
 def commands() -> set[str]:
     """Return the names of all commands, ``data`` for those below it."""
-    named = {each.name or each.callback.__name__ for each in app.registered_commands if each.callback}
-    return named | {str(each.name or each.typer_instance.info.name) for each in app.registered_groups}
+    named = {
+        each.name or each.callback.__name__ for each in app.registered_commands if each.callback
+    }
+    return named | {
+        str(each.name or each.typer_instance.info.name) for each in app.registered_groups
+    }
 
 
 def check(holds: object, what: str) -> None:
@@ -111,8 +140,13 @@ def check(holds: object, what: str) -> None:
 
 def check_imports() -> None:
     """Import every module: none but those of the network asks for an extra."""
-    check(not (there := [each for each in OPTIONAL if importlib.util.find_spec(each)]), f"{there} should not be here")
-    for module in pkgutil.walk_packages(fedclade.__path__, "fedclade."):  # which does not enter what it cannot import
+    check(
+        not (there := [each for each in OPTIONAL if importlib.util.find_spec(each)]),
+        f"{there} should not be here",
+    )
+    for module in pkgutil.walk_packages(
+        fedclade.__path__, "fedclade."
+    ):  # which does not enter what it cannot import
         if module.name.endswith("__main__"):
             continue
         try:
@@ -128,18 +162,33 @@ def check_python() -> None:
     check(not names, f"fedclade.__all__ names {names}, which are not there")
     run = fedclade.simulate("cfl", "mlp", run_data(), rounds=2)
     run.save("simulated")
-    check(fedclade.Run.load("simulated").summary["rounds"] == 2, "a run is not loaded as it was saved")
-    shown = [run, run.tree, run_data(), fedclade.compare(["cfl", "fedavg"], "mlp", run_data(), rounds=1)]
+    check(
+        fedclade.Run.load("simulated").summary["rounds"] == 2, "a run is not loaded as it was saved"
+    )
+    shown = [
+        run,
+        run.tree,
+        run_data(),
+        fedclade.compare(["cfl", "fedavg"], "mlp", run_data(), rounds=1),
+    ]
     check(all("</" in each._repr_html_() for each in shown), "something does not show itself")
     import pyarrow as pa
 
-    table = pa.table({"who": ["a", "b"] * 20, "x": [0.5 * k for k in range(40)], "y": [0, 1, 1, 0] * 10})
-    check(len(federation_from_frame(table, client="who", target="y").clients) == 2, "a table is not read")
+    table = pa.table(
+        {"who": ["a", "b"] * 20, "x": [0.5 * k for k in range(40)], "y": [0, 1, 1, 0] * 10}
+    )
+    check(
+        len(federation_from_frame(table, client="who", target="y").clients) == 2,
+        "a table is not read",
+    )
     for extra, call in functions(run):
         try:
             call()
         except fedclade.MissingExtraError as error:
-            check(f"pip install 'fedclade[{extra}]'" in str(error), f"expected the extra {extra}, got: {error}")
+            check(
+                f"pip install 'fedclade[{extra}]'" in str(error),
+                f"expected the extra {extra}, got: {error}",
+            )
         else:
             check(False, f"something works that should need the extra {extra}")
 
@@ -155,12 +204,17 @@ def check_commands() -> None:
         check(status == 0, f"fedclade {' '.join(arguments)}: exit status {status}\n{out}{err}")
     status, out, err = command(["reproduce", "--list"])
     needs = "fedclade reproduce needs the package 'fedclade-papers'; install it with: pip install fedclade-papers"
-    check((status, err) == (2, f"error: {needs}\n"), f"fedclade reproduce: exit status {status}\n{out}{err}")
+    check(
+        (status, err) == (2, f"error: {needs}\n"),
+        f"fedclade reproduce: exit status {status}\n{out}{err}",
+    )
     for extra, arguments in NEEDS:
         status, out, err = command(arguments)
         what = f"fedclade {' '.join(arguments)}: exit status {status}\n{out}{err}"
         check(status == 2, what)
-        check(err.startswith("error: ") and err.count("\n") == 1, f"more than a line, or none: {what}")
+        check(
+            err.startswith("error: ") and err.count("\n") == 1, f"more than a line, or none: {what}"
+        )
         check(f"pip install 'fedclade[{extra}]'" in err, f"expected the extra {extra}: {what}")
 
 

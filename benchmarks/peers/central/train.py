@@ -10,7 +10,10 @@ run = work.Run()
 batch = int(run.way.split()[1])
 model = work.module(run.task)
 optimizer = torch.optim.SGD(model.parameters(), lr=work.LR)
-x, y = (torch.cat(parts) for parts in zip(*(work.client(k) for k in range(run.task.clients)), strict=True))
+x, y = (
+    torch.cat(parts)
+    for parts in zip(*(work.client(k) for k in range(run.task.clients)), strict=True)
+)
 for _ in range(run.task.rounds + 1):
     for rows in torch.randperm(len(x)).split(batch):
         optimizer.zero_grad()

@@ -19,8 +19,12 @@ if run.way == "its own model":
     model = build_model(run.task.model, input_shape=(1, 28, 28), outputs=10)
     model.load_state_dict(dict(zip(model.state_dict(), start, strict=True)))
 layout = Layout.of(model)
-test = tuple(part[:1] for part in work.test_data())  # of each client, which needs some; see evaluate_every
-federation = fedclade.federation({str(k): (work.client(k), test) for k in range(run.task.clients)}, labels=10)
+test = tuple(
+    part[:1] for part in work.test_data()
+)  # of each client, which needs some; see evaluate_every
+federation = fedclade.federation(
+    {str(k): (work.client(k), test) for k in range(run.task.clients)}, labels=10
+)
 rounds = run.task.rounds + 2  # the last is evaluated, and does not count
 
 
@@ -38,7 +42,9 @@ done = fedclade.simulate(
     "fedavg",
     model,
     federation,
-    engine="loop" if "PEERS_STEPS" in os.environ else "auto",  # the other engines do not call the module for each step
+    engine="loop"
+    if "PEERS_STEPS" in os.environ
+    else "auto",  # the other engines do not call the module for each step
     rounds=rounds,
     evaluate_every=rounds,
     local=fedclade.LocalTraining(epochs=1, batch_size=work.BATCH, lr=work.LR),

@@ -11,7 +11,9 @@ from pathlib import Path
 checkout = Path(os.environ["PEERS_CHECKOUT"])
 sys.path.insert(0, str(checkout))
 os.environ["HYDRA_FULL_ERROR"] = "1"
-os.environ["PYTHONPATH"] = f"{checkout}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"  # also of Ray's workers
+os.environ["PYTHONPATH"] = (
+    f"{checkout}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"  # also of Ray's workers
+)
 
 import vision  # noqa: E402, F401  # isort: skip  (before what imports torchvision)
 import hydra  # noqa: E402
@@ -74,12 +76,27 @@ def main(config: DictConfig) -> None:
     config.mode = "serial" if WORKERS == 1 else "parallel"
     config.parallel.update(num_workers=WORKERS, num_cpus=2, num_gpus=0)
     config.model.name, config.optimizer.lr = "peer", work.LR
-    common = {"join_ratio": 1.0, "global_epoch": run.task.rounds + 1, "local_epoch": 1, "batch_size": work.BATCH}
-    off = ("use_cuda", "client_side_evaluation", "save_log", "save_learning_curve_plot", "save_metrics")
+    common = {
+        "join_ratio": 1.0,
+        "global_epoch": run.task.rounds + 1,
+        "local_epoch": 1,
+        "batch_size": work.BATCH,
+    }
+    off = (
+        "use_cuda",
+        "client_side_evaluation",
+        "save_log",
+        "save_learning_curve_plot",
+        "save_metrics",
+    )
     config.common.update(**common, **dict.fromkeys(off, False), verbose_gap=10**9)
     config.common.test.client.interval = -1
     if WORKERS > 1:
-        ray.init(num_cpus=2, include_dashboard=False, runtime_env={"worker_process_setup_hook": begin_worker})
+        ray.init(
+            num_cpus=2,
+            include_dashboard=False,
+            runtime_env={"worker_process_setup_hook": begin_worker},
+        )
     Timed(config).run_experiment()
     run.report("", version=os.environ["PEERS_COMMIT"])
 

@@ -33,7 +33,10 @@ def train(message: Message, context: Context) -> Message:
         optimizer.zero_grad()
         functional.cross_entropy(model(x), y).backward()
         optimizer.step()
-    content = {"arrays": ArrayRecord(model.state_dict()), "metrics": MetricRecord({"num-examples": len(data)})}
+    content = {
+        "arrays": ArrayRecord(model.state_dict()),
+        "metrics": MetricRecord({"num-examples": len(data)}),
+    }
     return Message(content=RecordDict(content), reply_to=message)
 
 

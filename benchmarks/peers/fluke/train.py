@@ -31,7 +31,8 @@ FlukeENV().set_device("cpu")
 FlukeENV().set_inmemory(True)
 FlukeENV().set_eval_cfg(pre_fit=False, post_fit=False, server=False, locals=False)
 optimizer = OptimizerConfigurator(
-    optimizer_cfg=DDict(name="SGD", lr=work.LR), scheduler_cfg=DDict(name="StepLR", step_size=1, gamma=1.0)
+    optimizer_cfg=DDict(name="SGD", lr=work.LR),
+    scheduler_cfg=DDict(name="StepLR", step_size=1, gamma=1.0),
 )
 clients = []
 for k in range(run.task.clients):

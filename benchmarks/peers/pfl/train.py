@@ -66,8 +66,12 @@ class Clock(TrainingProcessCallback):
 
 
 scored = Scored()
-data = FederatedDataset(lambda k: Dataset(work.client(k), user_id=k), MinimizeReuseUserSampler(range(run.task.clients)))
-local = NNTrainHyperParams(local_learning_rate=work.LR, local_num_epochs=1, local_batch_size=work.BATCH)
+data = FederatedDataset(
+    lambda k: Dataset(work.client(k), user_id=k), MinimizeReuseUserSampler(range(run.task.clients))
+)
+local = NNTrainHyperParams(
+    local_learning_rate=work.LR, local_num_epochs=1, local_batch_size=work.BATCH
+)
 rounds = run.task.rounds + 1
 FederatedAveraging().run(
     algorithm_params=NNAlgorithmParams(
@@ -76,7 +80,9 @@ FederatedAveraging().run(
         train_cohort_size=run.task.clients,
         val_cohort_size=None,
     ),
-    backend=SimulatedBackend(training_data=data, val_data=None, postprocessors=[WeightByDatapoints()]),
+    backend=SimulatedBackend(
+        training_data=data, val_data=None, postprocessors=[WeightByDatapoints()]
+    ),
     model=PyTorchModel(scored, torch.optim.SGD, torch.optim.SGD(scored.parameters(), lr=1.0)),
     model_train_params=local,
     callbacks=[Clock()],

@@ -48,12 +48,46 @@ for split in ("train", "test"):
         np.savez_compressed(folder / f"{k}.npz", data=np.array({"x": x, "y": y}))
 
 arguments = SimpleNamespace(
-    **{"model": work.module(run.task), "device": "cpu", "dataset": run.name, "num_classes": 10, "algorithm": "FedAvg"},
-    **{"num_clients": run.task.clients, "join_ratio": 1.0, "random_join_ratio": False, "client_drop_rate": 0.0},
-    **{"global_rounds": run.task.rounds, "local_epochs": 1, "batch_size": work.BATCH, "local_learning_rate": work.LR},
-    **{"learning_rate_decay": False, "learning_rate_decay_gamma": 1.0, "few_shot": 0, "eval_gap": 1, "goal": ""},
-    **{"train_slow_rate": 0.0, "send_slow_rate": 0.0, "time_select": False, "time_threthold": 1e9, "top_cnt": 100},
-    **{"save_folder_name": "", "auto_break": False, "dlg_eval": False, "dlg_gap": 100, "batch_num_per_client": 0},
+    **{
+        "model": work.module(run.task),
+        "device": "cpu",
+        "dataset": run.name,
+        "num_classes": 10,
+        "algorithm": "FedAvg",
+    },
+    **{
+        "num_clients": run.task.clients,
+        "join_ratio": 1.0,
+        "random_join_ratio": False,
+        "client_drop_rate": 0.0,
+    },
+    **{
+        "global_rounds": run.task.rounds,
+        "local_epochs": 1,
+        "batch_size": work.BATCH,
+        "local_learning_rate": work.LR,
+    },
+    **{
+        "learning_rate_decay": False,
+        "learning_rate_decay_gamma": 1.0,
+        "few_shot": 0,
+        "eval_gap": 1,
+        "goal": "",
+    },
+    **{
+        "train_slow_rate": 0.0,
+        "send_slow_rate": 0.0,
+        "time_select": False,
+        "time_threthold": 1e9,
+        "top_cnt": 100,
+    },
+    **{
+        "save_folder_name": "",
+        "auto_break": False,
+        "dlg_eval": False,
+        "dlg_gap": 100,
+        "batch_num_per_client": 0,
+    },
     **{"num_new_clients": 0, "fine_tuning_epoch_new": 0},
 )
 Timed(arguments, 0).train()  # it counts rounds from 0 to global_rounds: one more, our warm-up

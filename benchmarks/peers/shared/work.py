@@ -20,7 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-IMAGES, BATCH, LR = 300, 20, 0.1  # images of a client, in batches of 20: 15 steps of plain SGD in a round
+IMAGES, BATCH, LR = (
+    300,
+    20,
+    0.1,
+)  # images of a client, in batches of 20: 15 steps of plain SGD in a round
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,11 @@ class Task:
     rounds: int
 
 
-TASKS = {"mlp-20": Task("mlp", 20, 10), "mlp-100": Task("mlp", 100, 5), "cnn-10": Task("cnn", 10, 8)}
+TASKS = {
+    "mlp-20": Task("mlp", 20, 10),
+    "mlp-100": Task("mlp", 100, 5),
+    "cnn-10": Task("cnn", 10, 8),
+}
 
 
 class MLP(nn.Module):
@@ -84,7 +92,9 @@ def count_step(model: nn.Module, _inputs: Any) -> None:
 
 
 def _array(name: str) -> np.ndarray:
-    return np.load(Path(os.environ["PEERS_DATA"]) / f"{name}.npy", mmap_mode="r")  # of which only what is used is read
+    return np.load(
+        Path(os.environ["PEERS_DATA"]) / f"{name}.npy", mmap_mode="r"
+    )  # of which only what is used is read
 
 
 def _tensors(x: np.ndarray, y: np.ndarray) -> tuple[Tensor, Tensor]:
@@ -117,7 +127,9 @@ class Run:
         self._ends.append(perf_counter())
         if len(self._ends) == self.task.rounds + 1:
             self._memory = memory()
-            self._state = {name: torch.as_tensor(value).detach().clone() for name, value in state().items()}
+            self._state = {
+                name: torch.as_tensor(value).detach().clone() for name, value in state().items()
+            }
 
     def report(self, package: str, **more: Any) -> None:
         """Write the line of this measurement; ``package`` has a version, or ``more`` says it."""
@@ -128,7 +140,8 @@ class Run:
         x, y = test_data()
         with torch.no_grad():
             correct = sum(
-                (score(a).argmax(1) == b).sum().item() for a, b in zip(x.split(500), y.split(500), strict=True)
+                (score(a).argmax(1) == b).sum().item()
+                for a, b in zip(x.split(500), y.split(500), strict=True)
             )
         line = {
             "peer": self.peer,
@@ -149,7 +162,9 @@ def memory() -> int:
     """Return the bytes that this run's processes hold, with shared pages counted once; 0 where /proc does not say."""
     if not Path("/proc/self/smaps_rollup").exists():
         return 0
-    parents = {int(p.name): int(_said(p / "stat").rpartition(")")[2].split()[1]) for p in _processes()}
+    parents = {
+        int(p.name): int(_said(p / "stat").rpartition(")")[2].split()[1]) for p in _processes()
+    }
     family = {int(os.environ.get("PEERS_ROOT", os.getpid()))}
     while more := {p for p, parent in parents.items() if parent in family} - family:
         family |= more

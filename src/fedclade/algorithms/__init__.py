@@ -1,7 +1,7 @@
 """One paper, one file: the algorithms, by the names that configs use, and what an algorithm is made of.
 
-They import clustering and core alone, and see the world as :class:`~fedclade.core.Clients`. Runs, configs, the network
-and the papers import them.
+They import clustering and core alone, and see the world as :class:`~fedclade.core.Clients`. Runs,
+configs, the network and the papers import them.
 """
 
 from __future__ import annotations
@@ -9,9 +9,24 @@ from __future__ import annotations
 from fedclade.algorithms.apfl import APFL
 from fedclade.algorithms.base import Algorithm, OwnModels, RoundLog, State
 from fedclade.algorithms.cfl import CFL, CFLState
-from fedclade.algorithms.cluster_update import ClusterUpdate, log_of, move_clusters, train_clusters, train_root
+from fedclade.algorithms.cluster_update import (
+    ClusterUpdate,
+    log_of,
+    move_clusters,
+    train_clusters,
+    train_root,
+)
 from fedclade.algorithms.ditto import Ditto
-from fedclade.algorithms.fedavg import FedAvg, FedBN, FedPer, FedRep, FineTune, LGFedAvg, Local, Oracle
+from fedclade.algorithms.fedavg import (
+    FedAvg,
+    FedBN,
+    FedPer,
+    FedRep,
+    FineTune,
+    LGFedAvg,
+    Local,
+    Oracle,
+)
 from fedclade.algorithms.fedbuff import FedBuff
 from fedclade.algorithms.feddrift import FedDrift
 from fedclade.algorithms.fedem import FedEM, FedRC

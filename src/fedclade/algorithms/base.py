@@ -40,8 +40,9 @@ from fedclade.core import (
 class State:
     """All that an algorithm carries from round to round. Immutable.
 
-    An algorithm that keeps more than the tree has a frozen subclass, whose fields are tensors, numbers, tuples of
-    numbers, or true or false. Those that may be missing from a checkpoint have a default.
+    An algorithm that keeps more than the tree has a frozen subclass, whose fields are tensors,
+    numbers, tuples of numbers, or true or false. Those that may be missing from a checkpoint have a
+    default.
 
     Parameters
     ----------
@@ -53,8 +54,14 @@ class State:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all fields but the tree as tensors by name; what is None or False is left out."""
-        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "tree"}
-        return {name: _tensor_of(value) for name, value in values.items() if value is not None and value is not False}
+        values = {
+            each.name: getattr(self, each.name) for each in fields(self) if each.name != "tree"
+        }
+        return {
+            name: _tensor_of(value)
+            for name, value in values.items()
+            if value is not None and value is not False
+        }
 
     @classmethod
     def from_tensors(cls, tree: ParameterTree, tensors: Mapping[str, Tensor]) -> Self:
@@ -66,12 +73,17 @@ class State:
             If they are those of another class.
         """
         hints = get_type_hints(cls)
-        needed = {each.name for each in fields(cls) if each.name != "tree" and each.default is MISSING}
+        needed = {
+            each.name for each in fields(cls) if each.name != "tree" and each.default is MISSING
+        }
         if odd := sorted(needed - set(tensors) | set(tensors) - set(hints)):
             raise CheckpointError(
-                f"the state in the checkpoint is not a {cls.__name__}, which differs in {', '.join(odd)}"
+                f"the state in the checkpoint is not a {cls.__name__}, which differs in "
+                f"{', '.join(odd)}"
             )
-        return cls(tree, **{name: _value_of(hints[name], tensor) for name, tensor in tensors.items()})
+        return cls(
+            tree, **{name: _value_of(hints[name], tensor) for name, tensor in tensors.items()}
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +113,8 @@ OwnS = TypeVar("OwnS", bound=OwnState, default=OwnState)
 def _tensor_of(value: Any) -> Tensor:
     if isinstance(value, Tensor):
         return value
-    return torch.from_numpy(np.atleast_1d(value))  # numbers in all their digits, or a resumed run would be another
+    # numbers in all their digits, or a resumed run would be another
+    return torch.from_numpy(np.atleast_1d(value))
 
 
 def _value_of(hint: Any, tensor: Tensor) -> Any:
@@ -115,9 +128,9 @@ def _value_of(hint: Any, tensor: Tensor) -> Any:
 class RoundLog:
     """What an algorithm reports of a round.
 
-    The discrepancy is Σ ‖w_i − w‖ over the clients that answered, where w is the model of the client's cluster after
-    the round, in parameter units (FedGroup eq. 4); None if nobody answered, or the run streams and keeps no single
-    updates.
+    The discrepancy is Σ ‖w_i − w‖ over the clients that answered, where w is the model of the
+    client's cluster after the round, in parameter units (FedGroup eq. 4); None if nobody answered,
+    or the run streams and keeps no single updates.
     """
 
     criteria: Mapping[int, SplitCriteria]  # of each cluster that had answers, by node
@@ -125,32 +138,37 @@ class RoundLog:
     discrepancy: float | None = None
     events: tuple[Event, ...] = ()  # in the order in which they happened
     phase: str = "train"  # or what else the round was for
-    numbers: Mapping[str, float | None] = field(default_factory=dict[str, float | None])  # more columns of metrics
+    # more columns of metrics
+    numbers: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
 
 
 class Algorithm(ABC, Generic[S]):
     """A federated algorithm: its hyper-parameters, and a step.
 
-    Subclasses are frozen dataclasses whose fields are the hyper-parameters, named as in the paper. One of a user's own
-    is named in a config by ``module:Class``, or by an entry point ``fedclade.algorithms`` of its package.
+    Subclasses are frozen dataclasses whose fields are the hyper-parameters, named as in the paper.
+    One of a user's own is named in a config by ``module:Class``, or by an entry point
+    ``fedclade.algorithms`` of its package.
 
     Attributes
     ----------
     state_type
-        Of its states: :class:`State`, or a subclass of one's own with what is kept besides the tree.
+        Of its states: :class:`State`, or a subclass of one's own with what is kept besides the
+        tree.
     asks_for
-        What else of their data clients must report besides updates and scores, in words; differential privacy does not
-        cover it.
+        What else of their data clients must report besides updates and scores, in words;
+        differential privacy does not cover it.
     personal
-        Which part of a model stays with each client where a run does not say: ``head``, ``body`` or ``norm``, see
-        :class:`~fedclade.models.Parts`.
+        Which part of a model stays with each client where a run does not say: ``head``, ``body`` or
+        ``norm``, see :class:`~fedclade.models.Parts`.
     clusters_from
-        The hyper-parameter that says how many clusters there are, at most as many as clients; empty if none does.
+        The hyper-parameter that says how many clusters there are, at most as many as clients; empty
+        if none does.
     clients_choose
-        Whether each client itself states which cluster's model it trains, as by the lowest loss; see
-        :attr:`Aggregation.leave_out_opposed <fedclade.Aggregation>`.
+        Whether each client itself states which cluster's model it trains, as by the lowest loss;
+        see :attr:`Aggregation.leave_out_opposed <fedclade.Aggregation>`.
     is_soft
-        Whether every client belongs to all clusters, each to some degree: its leaf is where it belongs most.
+        Whether every client belongs to all clusters, each to some degree: its leaf is where it
+        belongs most.
     summary
         A line for ``fedclade ls algorithms``; the docstring's first, if empty.
     simulated
@@ -161,8 +179,8 @@ class Algorithm(ABC, Generic[S]):
     Raises
     ------
     ConfigError
-        If a hyper-parameter is out of range; one line for each. If a subclass defines a method ``cohort``, the former
-        name of :meth:`sample_cohort`.
+        If a hyper-parameter is out of range; one line for each. If a subclass defines a method
+        ``cohort``, the former name of :meth:`sample_cohort`.
     """
 
     state_type: ClassVar[type[State]] = State
@@ -179,13 +197,16 @@ class Algorithm(ABC, Generic[S]):
         """Refuse a method ``cohort``, the former name of :meth:`sample_cohort`, which would never be called."""
         super().__init_subclass__(**options)
         if isfunction(vars(cls).get("cohort")):
-            raise ConfigError(f"{cls.__name__}.cohort() should be called sample_cohort(); rename the method")
+            raise ConfigError(
+                f"{cls.__name__}.cohort() should be called sample_cohort(); rename the method"
+            )
 
     @property
     def needs_updates(self) -> bool:
         """Whether a step works on the updates of single clients.
 
-        One that does with their signatures, and with sums over all clients of a model, says False, and can stream.
+        One that does with their signatures, and with sums over all clients of a model, says False,
+        and can stream.
         """
         return True
 
@@ -213,7 +234,8 @@ class Algorithm(ABC, Generic[S]):
     def discloses(self) -> tuple[str, ...]:
         """What of each client's data the server must see besides updates and scores, as clients' policies name it.
 
-        Such as ``subspaces``. Secure aggregation refuses a method that :attr:`asks_for` something without a name.
+        Such as ``subspaces``. Secure aggregation refuses a method that :attr:`asks_for` something
+        without a name.
         """
         return ()
 
@@ -298,7 +320,8 @@ class Algorithm(ABC, Generic[S]):
     def init_in(self, tree: ParameterTree, params: Tensor, clients: Clients) -> S:
         """Return the state before the first round in the clusters of a run's tree, where :attr:`begins_in` names one.
 
-        The tree has the run's clients, and models as the server sees them; ``params`` is the initial model ``[S]``.
+        The tree has the run's clients, and models as the server sees them; ``params`` is the
+        initial model ``[S]``.
         """
         raise NotImplementedError(f"{type(self).__name__} does not begin in the clusters of a run")
 
@@ -307,18 +330,22 @@ class Algorithm(ABC, Generic[S]):
         """Return the state before the first round, from the initial model ``[S]``, or ``[initial_models, S]``."""
 
     @abstractmethod
-    def step(self, state: S, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[S, RoundLog]:
+    def step(
+        self, state: S, cohort: Sequence[int], clients: Clients, this_round: Round
+    ) -> tuple[S, RoundLog]:
         """Run one round with the sampled clients; return the next state and the round's log."""
 
     def finished(self, state: S) -> bool:
         """Whether the run is at its end, however many rounds it was given."""
         return False
 
-    def sample_cohort(self, state: S, fraction: float, draw: np.random.Generator) -> tuple[int, ...]:
+    def sample_cohort(
+        self, state: S, fraction: float, draw: np.random.Generator
+    ) -> tuple[int, ...]:
         """Sample the clients of a round: this fraction of every cluster, and at least one of each.
 
-        Every cluster is a federation of its own (CFL Algorithm 3; FL+HC after its clustering step). So are the
-        stragglers of a node, who did not answer when it was split.
+        Every cluster is a federation of its own (CFL Algorithm 3; FL+HC after its clustering step).
+        So are the stragglers of a node, who did not answer when it was split.
         """
         cohorts = (sample(members, fraction, draw) for members in groups_that_train(state))
         return tuple(chain.from_iterable(cohorts))
@@ -334,8 +361,9 @@ class Algorithm(ABC, Generic[S]):
     def tuned(self, state: S, clients: Clients, this_round: Round) -> S:
         """Return the state after clients have made what they are evaluated with of what :meth:`step` left.
 
-        It is called where a run ends in a round that was not to be evaluated (``this_round.evaluated`` was False), and
-        is evaluated after all: what a step does in evaluated rounds only is then done here. By default that is nothing.
+        It is called where a run ends in a round that was not to be evaluated
+        (``this_round.evaluated`` was False), and is evaluated after all: what a step does in
+        evaluated rounds only is then done here. By default that is nothing.
         """
         return state
 
@@ -353,11 +381,14 @@ class Algorithm(ABC, Generic[S]):
         """
         return None
 
-    def join(self, state: S, ids: Sequence[int], clients: Clients, this_round: Round) -> tuple[S, list[Event]]:
+    def join(
+        self, state: S, ids: Sequence[int], clients: Clients, this_round: Round
+    ) -> tuple[S, list[Event]]:
         """Take newcomers in before a round; return the next state and what happened.
 
-        In a tree of cached updates they go down to a leaf (CFL Algorithm 4). Otherwise they begin at the root, and so
-        do those that do not answer: methods that assign clients in every round, or at their first, do so with them.
+        In a tree of cached updates they go down to a leaf (CFL Algorithm 4). Otherwise they begin
+        at the root, and so do those that do not answer: methods that assign clients in every round,
+        or at their first, do so with them.
 
         Parameters
         ----------
@@ -369,7 +400,10 @@ class Algorithm(ABC, Generic[S]):
             As in :meth:`step`.
         """
         tree, joined = walk_down(state.tree.with_newcomers(ids), ids, clients, this_round)
-        events: list[Event] = [Joined(0, tuple(ids)), *(Joined(node, tuple(come)) for node, come in joined.items())]
+        events: list[Event] = [
+            Joined(0, tuple(ids)),
+            *(Joined(node, tuple(come)) for node, come in joined.items()),
+        ]
         return replace(state, tree=tree), events
 
     def assign(
@@ -377,8 +411,9 @@ class Algorithm(ABC, Generic[S]):
     ) -> Sequence[Assignment]:
         """Find a place in the tree for newcomers; it changes nothing.
 
-        By what the tree has: where updates from before the splits are cached, down the tree by the newcomers' own (CFL
-        Algorithm 4); otherwise to the leaf whose model has the lowest loss on their training data.
+        By what the tree has: where updates from before the splits are cached, down the tree by the
+        newcomers' own (CFL Algorithm 4); otherwise to the leaf whose model has the lowest loss on
+        their training data.
 
         Parameters
         ----------
@@ -416,7 +451,8 @@ class OwnModels(Algorithm[OwnS]):
         if not this_round.evaluated or (spec := self.tunes(this_round.spec)) is None:
             return state
         at_home = replace(this_round, spec=spec, purpose="finetune", communicates="nothing")
-        root, ids = state.tree.nodes[0].params, clients.ids
+        root = state.tree.nodes[0].params
+        ids = clients.ids
         updates = clients.train(ids, root[None], [0] * len(ids), at_home, own=True)
         return replace(state, keepers=state.keepers_after(updates))
 
@@ -430,7 +466,9 @@ class OwnModels(Algorithm[OwnS]):
 class OneCohort(Algorithm[S]):
     """An algorithm that samples from all clients at once: who is in which cluster may change in every round."""
 
-    def sample_cohort(self, state: S, fraction: float, draw: np.random.Generator) -> tuple[int, ...]:
+    def sample_cohort(
+        self, state: S, fraction: float, draw: np.random.Generator
+    ) -> tuple[int, ...]:
         """Sample the clients of a round: this fraction of all, and at least one."""
         return sample(state.tree.nodes[0].members, fraction, draw)
 
@@ -462,6 +500,7 @@ def never_clusters(algorithm: Algorithm[Any], needed: int, rounds: int, setting:
     if rounds >= needed:
         return ""
     return (
-        f"{type(algorithm).__name__} needs {needed} rounds until it has clustered the clients, and this run has "
-        f"{rounds}: it will be federated averaging; set more rounds, or a smaller algorithm.{setting}"
+        f"{type(algorithm).__name__} needs {needed} rounds until it has clustered the clients, and "
+        f"this run has {rounds}: it will be federated averaging; set more rounds, or a smaller "
+        f"algorithm.{setting}"
     )

@@ -55,10 +55,20 @@ import torch
 from torch import Tensor
 
 from fedclade.algorithms.base import Algorithm, RoundLog, sample
-from fedclade.algorithms.cluster_update import ClusterUpdate, log_of, move_clusters, place_stragglers
+from fedclade.algorithms.cluster_update import (
+    ClusterUpdate,
+    log_of,
+    move_clusters,
+    place_stragglers,
+)
 from fedclade.algorithms.fallback import best_on_validation, train_beside
 from fedclade.algorithms.rcfl.replicate_test import ReplicateTest
-from fedclade.algorithms.split_criterion import CFLState, ExaminedCluster, ProposedSplit, SplitCriterion
+from fedclade.algorithms.split_criterion import (
+    CFLState,
+    ExaminedCluster,
+    ProposedSplit,
+    SplitCriterion,
+)
 from fedclade.core import (
     Clients,
     ClusterSplit,
@@ -75,7 +85,15 @@ from fedclade.core import (
     require,
 )
 
-THRESHOLD_OPTIONS = ("eps1", "eps2", "eps2_of", "gamma_max", "similarity", "compared_at", "split_rounds")
+THRESHOLD_OPTIONS = (
+    "eps1",
+    "eps2",
+    "eps2_of",
+    "gamma_max",
+    "similarity",
+    "compared_at",
+    "split_rounds",
+)
 """Options of the paper's criterion; another criterion does not use them."""
 
 STRUCTURE_OPTIONS = ("children_start", "stop_when_stationary", "stop_done_clusters")
@@ -116,7 +134,9 @@ class Thresholds(SplitCriterion):
         """Return whether clients send gradients to be compared."""
         return self.similarity == "gradients"
 
-    def examine(self, cluster: ClusterUpdate, state: CFLState, clients: Clients, this_round: Round) -> ExaminedCluster:
+    def examine(
+        self, cluster: ClusterUpdate, state: CFLState, clients: Clients, this_round: Round
+    ) -> ExaminedCluster:
         """Decide whether a cluster is split (lines 14 to 18).
 
         Line 14 is first evaluated on the clients that replied. Only if it holds, or if it depends
@@ -199,7 +219,9 @@ class Thresholds(SplitCriterion):
         """Return whether ε₂ is compared with the norms of the round's updates."""
         return not self._queries_again or self.eps2_of == "updates"
 
-    def _may_split(self, node: Node, cluster: ClusterUpdate, peak: float, this_round: Round) -> bool:
+    def _may_split(
+        self, node: Node, cluster: ClusterUpdate, peak: float, this_round: Round
+    ) -> bool:
         """Return whether a cluster can be split, and eq. 32 or a date in ``split_rounds`` holds."""
         if len(node.members) < 2 or not cluster.enough:
             return False
@@ -216,7 +238,9 @@ class Thresholds(SplitCriterion):
         eps1 = peak / AUTO_SHARE if self.eps1 == "auto" else self.eps1
         return cluster.criteria.mean_norm < eps1
 
-    def _keep_whole(self, cluster: ClusterUpdate, peak: float, this_round: Round) -> ExaminedCluster:
+    def _keep_whole(
+        self, cluster: ClusterUpdate, peak: float, this_round: Round
+    ) -> ExaminedCluster:
         """Return a cluster without a split; it is done if it is near a stationary point.
 
         With dates no cluster is done before the last of them.
@@ -328,19 +352,37 @@ class CFL(Algorithm[CFLState]):
         stop_rule = "false with fallback = true, whose root all clients train on"
         similarity_valid = self.similarity in ("updates", "gradients")
         rounds_valid = all(number >= 1 for number in self.split_rounds)
-        criterion_valid = isinstance(self.criterion, SplitCriterion) or self.criterion in ("thresholds", "replicated")
+        criterion_valid = isinstance(self.criterion, SplitCriterion) or self.criterion in (
+            "thresholds",
+            "replicated",
+        )
         criterion_rule = "'thresholds' or 'replicated', or in Python a SplitCriterion"
         require(
             ("algorithm.eps1", self.eps1, eps1_valid, "greater than 0, or 'auto'"),
             ("algorithm.eps2", self.eps2, self.eps2 > 0, "greater than 0"),
             ("algorithm.eps2_of", self.eps2_of, eps2_of_valid, "'compared' or 'updates'"),
-            ("algorithm.compared_at", self.compared_at, compared_at_valid, "'round_start' or 'stationary'"),
-            ("algorithm.children_start", self.children_start, children_start_valid, "'cluster_mean' or 'own_mean'"),
+            (
+                "algorithm.compared_at",
+                self.compared_at,
+                compared_at_valid,
+                "'round_start' or 'stationary'",
+            ),
+            (
+                "algorithm.children_start",
+                self.children_start,
+                children_start_valid,
+                "'cluster_mean' or 'own_mean'",
+            ),
             ("algorithm.stop_done_clusters", self.stop_done_clusters, stop_valid, stop_rule),
             ("algorithm.gamma_max", self.gamma_max, 0 <= self.gamma_max < 1, "in [0, 1)"),
             ("algorithm.similarity", self.similarity, similarity_valid, "'updates' or 'gradients'"),
             ("algorithm.split_rounds", self.split_rounds, rounds_valid, "rounds from 1 on"),
-            ("algorithm.min_cluster_size", self.min_cluster_size, self.min_cluster_size >= 1, "at least 1"),
+            (
+                "algorithm.min_cluster_size",
+                self.min_cluster_size,
+                self.min_cluster_size >= 1,
+                "at least 1",
+            ),
             ("algorithm.criterion", self.criterion, criterion_valid, criterion_rule),
             ("algorithm.level", self.level, 0 < self.level < 1, "greater than 0 and less than 1"),
         )
@@ -398,16 +440,21 @@ class CFL(Algorithm[CFLState]):
         if needed <= max(clients, 2):
             return ""
         return (
-            f"CFL splits no cluster of this run: two parts of at least min_cluster_size = {self.min_cluster_size} "
-            f"members need {needed} clients, and there are {clients}; it is federated averaging unless that many join, "
-            "so set a smaller algorithm.min_cluster_size"
+            "CFL splits no cluster of this run: two parts of at least min_cluster_size = "
+            f"{self.min_cluster_size} members need {needed} clients, and there are {clients}; it "
+            "is federated averaging unless that many join, so set a smaller "
+            "algorithm.min_cluster_size"
         )
 
-    def sample_cohort(self, state: CFLState, fraction: float, draw: np.random.Generator) -> tuple[int, ...]:
+    def sample_cohort(
+        self, state: CFLState, fraction: float, draw: np.random.Generator
+    ) -> tuple[int, ...]:
         """Sample the clients of a round from every cluster that still trains, and stragglers."""
         if not state.done:
             return super().sample_cohort(state, fraction, draw)
-        groups = [leaf.members for leaf in state.tree.leaves if leaf.members and leaf.id not in state.done]
+        groups = [
+            leaf.members for leaf in state.tree.leaves if leaf.members and leaf.id not in state.done
+        ]
         groups += [members for _, members in sorted(state.tree.stragglers.items())]
         cohort: list[int] = []
         for members in groups:
@@ -455,7 +502,9 @@ class CFL(Algorithm[CFLState]):
                 events.append(event)
 
         if self.fallback:
-            tree = self._continue_root(state.tree, tree, moved, cohort=cohort, clients=clients, this_round=this_round)
+            tree = self._continue_root(
+                state.tree, tree, moved, cohort=cohort, clients=clients, this_round=this_round
+            )
         done = _find_done_clusters(state, examined, events)
         stationary = self._all_done(state.tree, tree, done)
         if stationary:
@@ -508,7 +557,9 @@ class CFL(Algorithm[CFLState]):
             return best_on_validation(state.tree, clients)
         return super().serve(state, clients)
 
-    def _split(self, tree: ParameterTree, split: ProposedSplit, this_round: Round) -> tuple[ParameterTree, Event]:
+    def _split(
+        self, tree: ParameterTree, split: ProposedSplit, this_round: Round
+    ) -> tuple[ParameterTree, Event]:
         """Split a cluster in two (line 19), unless the split is rejected (line 18)."""
         clusters = self._check_groups(split)
         numbers = {name: split.criteria[name] for name in SPLIT_NUMBERS if name in split.criteria}
@@ -547,10 +598,14 @@ class CFL(Algorithm[CFLState]):
         valid = two_groups and len(members) == len(distinct) and distinct <= set(split.updates.ids)
         name = type(self.split_criterion).__name__
         setting = f"the split of cluster {split.node.id} by {name}"
-        require((setting, groups, valid, "two groups of its clients that replied, each in one of them"))
+        require(
+            (setting, groups, valid, "two groups of its clients that replied, each in one of them")
+        )
         return groups
 
-    def _move_children(self, tree: ParameterTree, split: ProposedSplit, this_round: Round) -> ParameterTree:
+    def _move_children(
+        self, tree: ParameterTree, split: ProposedSplit, this_round: Round
+    ) -> ParameterTree:
         """Move each child by the mean of its own members' updates, as the published code does."""
         for child in tree.children(split.node.id):
             updates = split.updates.select(child.members)
@@ -587,7 +642,9 @@ class CFL(Algorithm[CFLState]):
         return all(leaf.id in done for leaf in after.leaves if leaf.members)
 
 
-def _add_absent_members(cluster: ClusterUpdate, node: Node, clients: Clients, this_round: Round) -> ClusterUpdate:
+def _add_absent_members(
+    cluster: ClusterUpdate, node: Node, clients: Clients, this_round: Round
+) -> ClusterUpdate:
     """Query the members outside of the cohort at the same model, and measure all updates."""
     updates = cluster.updates
     replied = set(updates.ids)
@@ -598,7 +655,9 @@ def _add_absent_members(cluster: ClusterUpdate, node: Node, clients: Clients, th
     return cluster.with_updates(updates)
 
 
-def _find_done_clusters(state: CFLState, examined: Sequence[ExaminedCluster], events: Sequence[Event]) -> set[int]:
+def _find_done_clusters(
+    state: CFLState, examined: Sequence[ExaminedCluster], events: Sequence[Event]
+) -> set[int]:
     """Return the clusters that are done after a round, and not split or joined by a client in it."""
     done = set(state.done or ())
     done.update(cluster.update.node for cluster in examined if cluster.is_done)

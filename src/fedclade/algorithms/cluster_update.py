@@ -67,7 +67,13 @@ class ClusterUpdate:
 
     @classmethod
     def of(
-        cls, node: int, updates: Updates, this_round: Round, *, waits: bool = False, weighted: bool = True
+        cls,
+        node: int,
+        updates: Updates,
+        this_round: Round,
+        *,
+        waits: bool = False,
+        weighted: bool = True,
     ) -> ClusterUpdate:
         """Measure the updates of a cluster, and their mean, ``weighted`` by examples or not."""
         mean_update = mean(updates, weighted=weighted) if updates.ids else None
@@ -122,7 +128,12 @@ class ClusterUpdate:
 
 
 def train_clusters(
-    state: State, cohort: Sequence[int], clients: Clients, this_round: Round, *, weighted: bool = True
+    state: State,
+    cohort: Sequence[int],
+    clients: Clients,
+    this_round: Round,
+    *,
+    weighted: bool = True,
 ) -> list[ClusterUpdate]:
     """Train the cohort, each client from the model of its cluster; return these clusters."""
     nodes = [state.tree.leaf_of[client] for client in cohort]
@@ -131,7 +142,9 @@ def train_clusters(
     return by_cluster(state.tree, updates, this_round, weighted=weighted)
 
 
-def train_root(state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> ClusterUpdate:
+def train_root(
+    state: State, cohort: Sequence[int], clients: Clients, this_round: Round
+) -> ClusterUpdate:
     """Train the cohort, each client from the root's model."""
     model = state.tree.nodes[0].params
     updates = clients.train(cohort, model[None], [0] * len(cohort), this_round)
@@ -154,7 +167,9 @@ def by_cluster(
         # Clients at a node that was split are its stragglers. The root of a star has "split in
         # round 0" instead: it was never a cluster that trained.
         waits = bool(tree.nodes[node].split_in)
-        clusters.append(ClusterUpdate.of(node, updates.select(ids), this_round, waits=waits, weighted=weighted))
+        clusters.append(
+            ClusterUpdate.of(node, updates.select(ids), this_round, waits=waits, weighted=weighted)
+        )
     return clusters
 
 
@@ -170,10 +185,14 @@ def move_clusters(tree: ParameterTree, parts: Sequence[ClusterUpdate]) -> Parame
     return tree
 
 
-def log_of(parts: Sequence[ClusterUpdate], events: Sequence[Event] = (), phase: str = "train") -> RoundLog:
+def log_of(
+    parts: Sequence[ClusterUpdate], events: Sequence[Event] = (), phase: str = "train"
+) -> RoundLog:
     """Return the log of a round, with an event for each cluster that had too few replies."""
     clusters = [cluster for cluster in parts if not cluster.waits]
-    too_few = [TooFew(cluster.node, len(cluster.updates.ids)) for cluster in clusters if not cluster.enough]
+    too_few = [
+        TooFew(cluster.node, len(cluster.updates.ids)) for cluster in clusters if not cluster.enough
+    ]
     losses: dict[int, float] = {}
     for cluster in parts:
         losses |= dict(zip(cluster.updates.ids, cluster.updates.losses.tolist(), strict=True))
@@ -216,7 +235,9 @@ def membership_events(before: ParameterTree, after: ParameterTree) -> list[Event
     return events
 
 
-def place_stragglers(tree: ParameterTree, parts: Sequence[ClusterUpdate]) -> tuple[ParameterTree, list[Event]]:
+def place_stragglers(
+    tree: ParameterTree, parts: Sequence[ClusterUpdate]
+) -> tuple[ParameterTree, list[Event]]:
     """Move stragglers that replied from the node of a split to a child (CFL Algorithm 4).
 
     It is the child whose cached updates are most similar to theirs. They trained at the model of
@@ -237,7 +258,9 @@ Rule = tuple[str, object, bool, str]
 """Setting, its value, whether it is valid, and what it should be, as ``require`` takes them."""
 
 
-def cut_rules(threshold: float | str | None, n_clusters: int | None, largest: float = math.inf) -> tuple[Rule, ...]:
+def cut_rules(
+    threshold: float | str | None, n_clusters: int | None, largest: float = math.inf
+) -> tuple[Rule, ...]:
     """Return the rules for the options ``threshold`` and ``n_clusters``.
 
     Parameters
@@ -253,7 +276,12 @@ def cut_rules(threshold: float | str | None, n_clusters: int | None, largest: fl
     upper_bound = "" if math.isinf(largest) else f" and at most {largest:g} degrees"
     only_one = threshold is None or n_clusters is None
     return (
-        ("algorithm.threshold", threshold, threshold_valid, f"greater than 0{upper_bound}, or 'auto'"),
+        (
+            "algorithm.threshold",
+            threshold,
+            threshold_valid,
+            f"greater than 0{upper_bound}, or 'auto'",
+        ),
         ("algorithm.threshold", threshold, only_one, "left out where n_clusters is given"),
         ("algorithm.n_clusters", n_clusters, n_clusters is None or n_clusters >= 1, "at least 1"),
     )

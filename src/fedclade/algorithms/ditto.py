@@ -1,17 +1,19 @@
 """Ditto: Li, Hu, Beirami, Smith 2021, Algorithm 1.
 
-FedAvg trains a global model w, and beside it every client its own model v_k, which a proximal term holds near w:
-min h_k(v_k; w) = F_k(v_k) + λ/2‖v_k − w‖² (the paper's objective). λ = 0 is local training; the larger λ, the nearer to
-FedAvg.
+FedAvg trains a global model w, and beside it every client its own model v_k, which a proximal term
+holds near w: min h_k(v_k; w) = F_k(v_k) + λ/2‖v_k − w‖² (the paper's objective). λ = 0 is local
+training; the larger λ, the nearer to FedAvg.
 
 Where paper and official code leave a choice, this file makes it:
 
-- v_k starts from the initial model (official code), that of a client who joins later from w as it is when that first
-  trains; it moves only in rounds in which k is in the cohort. A client that has not trained yet is served with the
-  global model.
-- w is solved for by local training as it is configured. v_k moves by as many epochs of the same, over the same batches
-  (official code), unless ``epochs`` says otherwise: the s local iterations of the algorithm.
-- The global mean is weighted by |D_i| as in FedAvg; the official code's is not. With equal sizes it is the same.
+- v_k starts from the initial model (official code), that of a client who joins later from w as it
+  is when that first trains; it moves only in rounds in which k is in the cohort. A client that has
+  not trained yet is served with the global model.
+- w is solved for by local training as it is configured. v_k moves by as many epochs of the same,
+  over the same batches (official code), unless ``epochs`` says otherwise: the s local iterations of
+  the algorithm.
+- The global mean is weighted by |D_i| as in FedAvg; the official code's is not. With equal sizes it
+  is the same.
 - v_k never leaves its client, which keeps it and is served with it; the server holds w alone.
 """
 
@@ -44,8 +46,9 @@ class Ditto(OwnModels[DittoState], OneCohort[DittoState]):
     Parameters
     ----------
     lam
-        λ, at least 0: how strongly personal models are held near the global one. The official scripts run with 1; a
-        variant there chooses for each client among 0.1, 1 and 2 by its validation loss.
+        λ, at least 0: how strongly personal models are held near the global one. The official
+        scripts run with 1; a variant there chooses for each client among 0.1, 1 and 2 by its
+        validation loss.
     epochs
         Of personal training in a round; as many as of global training if left out.
     """
@@ -59,12 +62,19 @@ class Ditto(OwnModels[DittoState], OneCohort[DittoState]):
         require(
             ("algorithm.lam", self.lam, self.lam >= 0, "at least 0"),
             ("algorithm.lam", self.lam, not self.lam > LARGEST, f"at most {LARGEST:g}"),
-            ("algorithm.epochs", self.epochs, self.epochs is None or self.epochs >= 1, "at least 1, or left out"),
+            (
+                "algorithm.epochs",
+                self.epochs,
+                self.epochs is None or self.epochs >= 1,
+                "at least 1, or left out",
+            ),
         )
 
     def init(self, params: Tensor, clients: Clients) -> DittoState:
         """Put all clients under the global model; no personal model has been trained."""
-        return DittoState(ParameterTree.root_only(clients.ids, params), (), params, tuple(clients.ids))
+        return DittoState(
+            ParameterTree.root_only(clients.ids, params), (), params, tuple(clients.ids)
+        )
 
     def step(
         self, state: DittoState, cohort: Sequence[int], clients: Clients, this_round: Round
@@ -76,9 +86,13 @@ class Ditto(OwnModels[DittoState], OneCohort[DittoState]):
         at_home = replace(this_round, spec=spec, communicates="nothing")
         w = state.tree.nodes[0].params
         models = torch.stack([w] if state.initial is None else [w, state.initial])
-        first = [1 if c in state.untrained else row for c, row in zip(cohort, state.rows(cohort), strict=True)]
+        first = [
+            1 if c in state.untrained else row
+            for c, row in zip(cohort, state.rows(cohort), strict=True)
+        ]
         updates = clients.train(cohort, models, first, at_home, anchors=[0] * len(cohort), own=True)
         untrained = tuple(client for client in state.untrained if client not in updates.ids)
         initial = state.initial if untrained else None
-        tree, keepers = move_clusters(state.tree, [part]), state.keepers_after(updates)
+        tree = move_clusters(state.tree, [part])
+        keepers = state.keepers_after(updates)
         return DittoState(tree, keepers, initial, untrained), log_of([part])

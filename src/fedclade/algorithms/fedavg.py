@@ -9,8 +9,23 @@ import numpy as np
 from torch import Tensor
 
 from fedclade.algorithms.base import Algorithm, OneCohort, OwnModels, OwnState, RoundLog, S, State
-from fedclade.algorithms.cluster_update import log_of, membership_events, move_clusters, train_clusters, train_root
-from fedclade.core import Clients, ConfigError, Event, LocalTraining, ParameterTree, Round, checked, require
+from fedclade.algorithms.cluster_update import (
+    log_of,
+    membership_events,
+    move_clusters,
+    train_clusters,
+    train_root,
+)
+from fedclade.core import (
+    Clients,
+    ConfigError,
+    Event,
+    LocalTraining,
+    ParameterTree,
+    Round,
+    checked,
+    require,
+)
 
 
 class _FixedClusters(Algorithm[S]):
@@ -26,7 +41,9 @@ class _FixedClusters(Algorithm[S]):
         """Whether a step looks at signatures of updates."""
         return False
 
-    def step(self, state: S, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[S, RoundLog]:
+    def step(
+        self, state: S, cohort: Sequence[int], clients: Clients, this_round: Round
+    ) -> tuple[S, RoundLog]:
         """Train every cluster for one round."""
         parts = train_clusters(state, cohort, clients, this_round)
         return replace(state, tree=move_clusters(state.tree, parts)), log_of(parts)
@@ -48,14 +65,17 @@ class FedAvg(_FixedClusters[State]):
 class Local(OwnModels[OwnState]):
     """No federation: every client trains a model of its own, for as many rounds and epochs as the others.
 
-    The models stay with the clients, who are sent the initial one, which the root has, before they first train.
+    The models stay with the clients, who are sent the initial one, which the root has, before they
+    first train.
     """
 
     def init(self, params: Tensor, clients: Clients) -> OwnState:
         """Put all clients under the initial model."""
         return OwnState(ParameterTree.root_only(clients.ids, params), keepers=())
 
-    def sample_cohort(self, state: OwnState, fraction: float, draw: np.random.Generator) -> tuple[int, ...]:
+    def sample_cohort(
+        self, state: OwnState, fraction: float, draw: np.random.Generator
+    ) -> tuple[int, ...]:
         """Return all clients: none waits for another, whatever the fraction."""
         return state.tree.nodes[0].members
 
@@ -63,10 +83,13 @@ class Local(OwnModels[OwnState]):
         self, state: OwnState, cohort: Sequence[int], clients: Clients, this_round: Round
     ) -> tuple[OwnState, RoundLog]:
         """Train every client for one round, at home."""
-        at_home, initial = replace(this_round, communicates="models"), state.tree.nodes[0].params[None]
+        at_home = replace(this_round, communicates="models")
+        initial = state.tree.nodes[0].params[None]
         updates = clients.train(cohort, initial, state.rows(cohort), at_home, own=True)
         losses = dict(zip(updates.ids, updates.losses.tolist(), strict=True))
-        return replace(state, keepers=state.keepers_after(updates)), RoundLog({}, losses, discrepancy=0.0)
+        return replace(state, keepers=state.keepers_after(updates)), RoundLog(
+            {}, losses, discrepancy=0.0
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,10 +128,16 @@ class Oracle(_FixedClusters[OracleState]):
         missing = [client for client in clients.ids if client not in self.true_clusters]
         if missing:
             raise ConfigError(
-                f"oracle: no true cluster is known for clients {missing}; choose data.shift or label groups"
+                f"oracle: no true cluster is known for clients {missing}; choose data.shift or "
+                "label groups"
             )
-        labels = sorted({truth[client] for truth in self._all for client in clients.ids if client in truth})
-        members = [[client for client in clients.ids if self.true_clusters[client] == label] for label in labels]
+        labels = sorted(
+            {truth[client] for truth in self._all for client in clients.ids if client in truth}
+        )
+        members = [
+            [client for client in clients.ids if self.true_clusters[client] == label]
+            for label in labels
+        ]
         return OracleState(ParameterTree.star(members, params), tuple(labels))
 
     @property
@@ -126,9 +155,14 @@ class Oracle(_FixedClusters[OracleState]):
         events: list[Event] = []
         if self.later:
             leaf_of = {label: leaf for leaf, label in enumerate(state.labels, start=1)}
-            truth = {c: leaf_of[label] for c, label in self._now(this_round).items() if c in state.tree.leaf_of}
+            truth = {
+                c: leaf_of[label]
+                for c, label in self._now(this_round).items()
+                if c in state.tree.leaf_of
+            }
             placed = state.tree.reassigned(truth)
-            events, state = membership_events(state.tree, placed), replace(state, tree=placed)
+            events = membership_events(state.tree, placed)
+            state = replace(state, tree=placed)
         state, log = super().step(state, cohort, clients, this_round)
         return state, replace(log, events=(*events, *log.events))
 
@@ -218,13 +252,14 @@ class FedRep(FedAvg):
     Parameters
     ----------
     head_epochs
-        τ_h: epochs of the head in a round, with the representation as it was sent. The representation then has those of
-        the local training.
+        τ_h: epochs of the head in a round, with the representation as it was sent. The
+        representation then has those of the local training.
     last_fit
-        Number of the last round, in which all clients fit their head to the representation, for max(10, τ_h) epochs,
-        and nothing else is trained, as in the authors' code. Left out: there is no such round, as in Algorithm 1.
-        Clients send updates in it as in any round, which are not used: private clients spend a release. Not with
-        central privacy, which accounts for the clients that a round draws.
+        Number of the last round, in which all clients fit their head to the representation, for
+        max(10, τ_h) epochs, and nothing else is trained, as in the authors' code. Left out: there
+        is no such round, as in Algorithm 1. Clients send updates in it as in any round, which are
+        not used: private clients spend a release. Not with central privacy, which accounts for the
+        clients that a round draws.
     """
 
     personal = "head"
@@ -249,20 +284,26 @@ class FedRep(FedAvg):
         if self.last_fit is None or self.last_fit <= rounds:
             return ""
         return (
-            f"FedRep fits the heads of all clients in round {self.last_fit}, and this run has {rounds}: they are not "
-            f"fitted at its end; set algorithm.last_fit = {rounds}, or leave it out"
+            f"FedRep fits the heads of all clients in round {self.last_fit}, and this run has "
+            f"{rounds}: they are not fitted at its end; set algorithm.last_fit = {rounds}, or "
+            "leave it out"
         )
 
-    def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:
+    def step(
+        self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round
+    ) -> tuple[State, RoundLog]:
         """Run one round of Algorithm 1 (lines 4 to 14), or the last round of the authors' code."""
         if this_round.number == self.last_fit:
             return state, self._fit_heads(state, clients, this_round)
-        return super().step(state, cohort, clients, replace(this_round, personal_epochs=self.head_epochs))
+        return super().step(
+            state, cohort, clients, replace(this_round, personal_epochs=self.head_epochs)
+        )
 
     def _fit_heads(self, state: State, clients: Clients, this_round: Round) -> RoundLog:
         """Let all clients fit their heads, which they keep. Their updates of the representation are not used.
 
-        These updates are sent as in any other round, so that privacy clips them, puts noise on them and books them.
+        These updates are sent as in any other round, so that privacy clips them, puts noise on them
+        and books them.
         """
         epochs = max(SHORTEST_FIT, self.head_epochs)
         fit = replace(this_round, personal_epochs=epochs)

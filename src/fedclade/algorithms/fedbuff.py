@@ -1,35 +1,39 @@
 """FedBuff, buffered asynchronous aggregation: Nguyen, Malik, Zhan, Yousefpour, Rabbat, Malek, Huba 2022, Algorithm 1.
 
-M_c clients train at any time, each from the model as it was when the client began. An update that arrives goes into a
-buffer; once that holds K of them, the server takes one step, w ← w + η_g/K Σ s(τ_i) Δ_i, where the staleness τ_i says
-how many steps the server has taken since client i began, and s(τ) = 1/√(1 + τ). A client that has finished is replaced
-by another at once.
+M_c clients train at any time, each from the model as it was when the client began. An update that
+arrives goes into a buffer; once that holds K of them, the server takes one step, w ← w + η_g/K Σ
+s(τ_i) Δ_i, where the staleness τ_i says how many steps the server has taken since client i began,
+and s(τ) = 1/√(1 + τ). A client that has finished is replaced by another at once.
 
-Here this is a simulation with a virtual clock, and one round is one full buffer of every cluster, each of which is a
-federation with a clock, a buffer and versions of its own. Training is keyed, so what a client would have sent is
-computed when it is due, all clients of a round together. A synchronous round would last as long as the slowest of its
-cohort takes: the largest of :meth:`FedBuff.seconds_of`.
+Here this is a simulation with a virtual clock, and one round is one full buffer of every cluster,
+each of which is a federation with a clock, a buffer and versions of its own. Training is keyed, so
+what a client would have sent is computed when it is due, all clients of a round together. A
+synchronous round would last as long as the slowest of its cohort takes: the largest of
+:meth:`FedBuff.seconds_of`.
 
 Where paper and the authors' simulator (FLSim) leave a choice, this file makes it:
 
-- Means are not weighted by |D_i|, as in Algorithm 1. With K = M_c = all clients, equal speeds and equal sizes it is
-  FedAvg.
-- Σ s(τ_i) Δ_i is divided by K, the number of updates, as in Algorithm 1 (line 10), so that a stale buffer makes a
-  shorter step. FLSim divides by Σ s(τ_i) where its reducer is a weighted average, its own default, and by nothing where
-  it is a weighted sum, that of its asynchronous aggregators. ``divide_by = "staleness"`` is the weighted average; the
-  weighted sum is ``eta_g`` times K.
-- FLSim's server takes its step by SGD, which may have momentum: V ← m V + mean, w ← w + η_g V. Algorithm 1 has none,
-  and so does FLSim by default; ``server_momentum`` is m. Buffers, such as BatchNorm's, are averaged without it.
-- How long a client trains is drawn anew each time from a half-normal distribution, as FLSim does it for each user
-  (``PerUserHalfNormalDurationDistribution``); or is proportional to its examples; or the same for all. Uploads take no
-  time.
-- Who begins is drawn evenly among the members that neither train nor are in the buffer: no client is twice in one. So a
-  cluster of fewer than K members, or of whom fewer are there, has a buffer of as many as it has, and a small one may
-  have fewer than M_c in training.
-- Of what happens at the same time, updates come first, in the order of the clients' ids, then the server's step, then
-  those that begin.
-- An update that is lost (dropped out, not finite) is missing from the buffer: the step is divided by those that came.
-- The step size is that of the round in which the update arrives, and so are the batches that the client draws.
+- Means are not weighted by |D_i|, as in Algorithm 1. With K = M_c = all clients, equal speeds and
+  equal sizes it is FedAvg.
+- Σ s(τ_i) Δ_i is divided by K, the number of updates, as in Algorithm 1 (line 10), so that a stale
+  buffer makes a shorter step. FLSim divides by Σ s(τ_i) where its reducer is a weighted average,
+  its own default, and by nothing where it is a weighted sum, that of its asynchronous aggregators.
+  ``divide_by = "staleness"`` is the weighted average; the weighted sum is ``eta_g`` times K.
+- FLSim's server takes its step by SGD, which may have momentum: V ← m V + mean, w ← w + η_g V.
+  Algorithm 1 has none, and so does FLSim by default; ``server_momentum`` is m. Buffers, such as
+  BatchNorm's, are averaged without it.
+- How long a client trains is drawn anew each time from a half-normal distribution, as FLSim does it
+  for each user (``PerUserHalfNormalDurationDistribution``); or is proportional to its examples; or
+  the same for all. Uploads take no time.
+- Who begins is drawn evenly among the members that neither train nor are in the buffer: no client
+  is twice in one. So a cluster of fewer than K members, or of whom fewer are there, has a buffer of
+  as many as it has, and a small one may have fewer than M_c in training.
+- Of what happens at the same time, updates come first, in the order of the clients' ids, then the
+  server's step, then those that begin.
+- An update that is lost (dropped out, not finite) is missing from the buffer: the step is divided
+  by those that came.
+- The step size is that of the round in which the update arrives, and so are the batches that the
+  client draws.
 """
 
 from __future__ import annotations
@@ -72,10 +76,11 @@ Flight = tuple[float, int, int]
 class FedBuffState(State):
     """The clock and version of each cluster, who trains, and the models that are still trained from.
 
-    Clusters are the leaves of the tree, in their order, and clocks are in virtual seconds. Of those in training
-    ``finishes`` says when each is done, and ``begun`` which version of its cluster's model it has. Models that their
-    clusters have moved on from are the rows of ``old [V, S]``; ``old_node`` and ``old_version`` say what they are.
-    ``velocity [clusters, S]`` is that of each cluster's model, where the server has momentum.
+    Clusters are the leaves of the tree, in their order, and clocks are in virtual seconds. Of those
+    in training ``finishes`` says when each is done, and ``begun`` which version of its cluster's
+    model it has. Models that their clusters have moved on from are the rows of ``old [V, S]``;
+    ``old_node`` and ``old_version`` say what they are. ``velocity [clusters, S]`` is that of each
+    cluster's model, where the server has momentum.
     """
 
     clocks: tuple[float, ...]
@@ -106,10 +111,14 @@ def flights_of(state: FedBuffState) -> list[list[Flight]]:
     return heaps
 
 
-def models_of(state: FedBuffState, buffers: Sequence[Sequence[Flight]]) -> tuple[Tensor, dict[int, int]]:
+def models_of(
+    state: FedBuffState, buffers: Sequence[Sequence[Flight]]
+) -> tuple[Tensor, dict[int, int]]:
     """Return the models ``[V, S]`` that the clients in the buffers began from, and the row of each client."""
     now = dict(zip((leaf.id for leaf in state.tree.leaves), state.versions, strict=True))
-    rows, models, row_of = dict[tuple[int, int], int](), list[Tensor](), dict[int, int]()
+    rows = dict[tuple[int, int], int]()
+    models = list[Tensor]()
+    row_of = dict[int, int]()
     for leaf, buffer in zip(state.tree.leaves, buffers, strict=True):
         for _, client, begun in sorted(buffer, key=lambda flight: flight[1]):
             if (key := (leaf.id, begun)) not in rows:
@@ -134,12 +143,17 @@ def next_state(
     flights: Sequence[Sequence[Flight]],
 ) -> FedBuffState:
     """Return the state after a round, with those models that are still needed."""
-    flying = [(leaf.id, *flight) for leaf, heap in zip(tree.leaves, flights, strict=True) for flight in sorted(heap)]
+    flying = [
+        (leaf.id, *flight)
+        for leaf, heap in zip(tree.leaves, flights, strict=True)
+        for flight in sorted(heap)
+    ]
     before = dict(zip((leaf.id for leaf in tree.leaves), state.versions, strict=True))
     now = dict(zip(before, versions, strict=True))
     needed = sorted({(node, begun) for node, _, _, begun in flying if begun != now[node]})
     old = [
-        state.tree.nodes[node].params if begun == before[node] else _old(state, node, begun) for node, begun in needed
+        state.tree.nodes[node].params if begun == before[node] else _old(state, node, begun)
+        for node, begun in needed
     ]
     return FedBuffState(
         tree,
@@ -162,7 +176,8 @@ class FedBuff(Algorithm[FedBuffState]):
     Parameters
     ----------
     concurrency
-        How many clients of a cluster train at any time; M_c. The paper has no default, and goes up to thousands.
+        How many clients of a cluster train at any time; M_c. The paper has no default, and goes up
+        to thousands.
     buffer_size
         Updates that make a step of the server; K, 10 in the paper's experiments.
     eta_g
@@ -170,17 +185,19 @@ class FedBuff(Algorithm[FedBuffState]):
     discount
         Exponent a of s(τ) = (1 + τ)^-a, in [0, 1]: 0.5 as in the paper; 0 leaves it out.
     divide_by
-        What Σ s(τ_i) Δ_i of a buffer is divided by: the number of ``updates``, as in Algorithm 1, or Σ s(τ_i),
-        ``staleness``, as by FLSim's weighted average.
+        What Σ s(τ_i) Δ_i of a buffer is divided by: the number of ``updates``, as in Algorithm 1,
+        or Σ s(τ_i), ``staleness``, as by FLSim's weighted average.
     server_momentum
         Momentum of the server's steps, in [0, 1), as of FLSim's server optimizer; 0 in Algorithm 1.
     duration
-        How long a client trains: ``half_normal``, ``seconds`` · |z| with z from a standard normal distribution;
-        ``examples``, ``seconds`` for each example that passes; or ``equal``, ``seconds``.
+        How long a client trains: ``half_normal``, ``seconds`` · |z| with z from a standard normal
+        distribution; ``examples``, ``seconds`` for each example that passes; or ``equal``,
+        ``seconds``.
     seconds
         Virtual seconds, see there.
     clusters_of
-        Folder of a finished run of the same clients and model, whose clusters it works in; one cluster, if left out.
+        Folder of a finished run of the same clients and model, whose clusters it works in; one
+        cluster, if left out.
     from_scratch
         Whether these clusters begin at the initial model, and not at those of that run.
     """
@@ -208,11 +225,25 @@ class FedBuff(Algorithm[FedBuffState]):
             ("algorithm.eta_g", self.eta_g, self.eta_g > 0, "greater than 0"),
             ("algorithm.discount", self.discount, 0 <= self.discount <= 1, "in [0, 1]"),
             ("algorithm.divide_by", self.divide_by, is_known_divisor, "'updates' or 'staleness'"),
-            ("algorithm.server_momentum", self.server_momentum, 0 <= self.server_momentum < 1, "in [0, 1)"),
-            ("algorithm.duration", self.duration, self.duration in durations, " or ".join(map(repr, durations))),
+            (
+                "algorithm.server_momentum",
+                self.server_momentum,
+                0 <= self.server_momentum < 1,
+                "in [0, 1)",
+            ),
+            (
+                "algorithm.duration",
+                self.duration,
+                self.duration in durations,
+                " or ".join(map(repr, durations)),
+            ),
             ("algorithm.seconds", self.seconds, self.seconds > 0, "greater than 0"),
             (
-                *("algorithm.from_scratch", self.from_scratch, not self.from_scratch or self.clusters_of is not None),
+                *(
+                    "algorithm.from_scratch",
+                    self.from_scratch,
+                    not self.from_scratch or self.clusters_of is not None,
+                ),
                 "left out where clusters_of is",
             ),
         )
@@ -233,7 +264,9 @@ class FedBuff(Algorithm[FedBuffState]):
         """The folder of the run whose clusters it begins in."""
         return self.clusters_of
 
-    def sample_cohort(self, state: FedBuffState, fraction: float, draw: np.random.Generator) -> tuple[int, ...]:
+    def sample_cohort(
+        self, state: FedBuffState, fraction: float, draw: np.random.Generator
+    ) -> tuple[int, ...]:
         """Return all clients: how many of them train says ``concurrency``, whatever the fraction."""
         return tuple(client for leaf in state.tree.leaves for client in leaf.members)
 
@@ -241,13 +274,22 @@ class FedBuff(Algorithm[FedBuffState]):
         self, state: FedBuffState, cohort: Sequence[int], clients: Clients, this_round: Round
     ) -> tuple[FedBuffState, RoundLog]:
         """Fill the buffer of every cluster, and let the server take a step in each; the cohort may begin."""
-        tree, sizes, free = state.tree, clients.sizes, set(cohort)
+        tree = state.tree
+        sizes = clients.sizes
+        free = set(cohort)
         flights = flights_of(state)
-        clocks, buffers = list[float](), list[list[Flight]]()
+        clocks = list[float]()
+        buffers = list[list[Flight]]()
         for place, leaf in enumerate(tree.leaves):
             members = [client for client in leaf.members if client in free]
             clock, buffer = self._filled(
-                flights[place], members, state.clocks[place], state.versions[place], leaf.id, sizes, this_round
+                flights[place],
+                members,
+                state.clocks[place],
+                state.versions[place],
+                leaf.id,
+                sizes,
+                this_round,
             )
             clocks.append(clock)
             buffers.append(buffer)
@@ -256,7 +298,9 @@ class FedBuff(Algorithm[FedBuffState]):
             none = [TooFew(leaf.id, 0) for leaf in tree.leaves if leaf.members]
             return replace(state, clocks=tuple(clocks)), RoundLog({}, {}, events=tuple(none))
         updates = clients.train(list(rows), models, list(rows.values()), this_round)
-        versions, events, came = list(state.versions), list[Event](), set(updates.ids)
+        versions = list(state.versions)
+        events = list[Event]()
+        came = set(updates.ids)
         velocity = self._velocity(state)
         for place, (leaf, buffer) in enumerate(zip(tree.leaves, buffers, strict=True)):
             stale = {client: versions[place] - begun for _, client, begun in buffer}
@@ -265,7 +309,9 @@ class FedBuff(Algorithm[FedBuffState]):
                 continue  # which the log tells
             step = self._mean(mine, stale)
             if velocity is not None:
-                step = _with_momentum(step, velocity[place], self.server_momentum, mine.n_parameters)
+                step = _with_momentum(
+                    step, velocity[place], self.server_momentum, mine.n_parameters
+                )
             tree = tree.moved(leaf.id, self.eta_g * step)
             versions[place] += 1
             ages = [stale[client] for client in mine.ids]
@@ -274,7 +320,8 @@ class FedBuff(Algorithm[FedBuffState]):
         log = log_of(by_cluster(state.tree, updates, this_round, weighted=False), events)
         numbers = _numbers(events, clocks)
         state = replace(next_state(state, tree, clocks, versions, flights), velocity=velocity)
-        return state, replace(log, discrepancy=None, numbers=numbers)  # clients began at several models
+        # clients began at several models
+        return state, replace(log, discrepancy=None, numbers=numbers)
 
     def join(
         self, state: FedBuffState, ids: Sequence[int], clients: Clients, this_round: Round
@@ -288,7 +335,9 @@ class FedBuff(Algorithm[FedBuffState]):
         events += [Joined(node, (client,)) for client, node in found if node in leaves]
         return replace(state, tree=tree), events
 
-    def seconds_of(self, clients: Sequence[int], sizes: Mapping[int, int], this_round: Round) -> list[float]:
+    def seconds_of(
+        self, clients: Sequence[int], sizes: Mapping[int, int], this_round: Round
+    ) -> list[float]:
         """Return for how many virtual seconds each client trains that begins in a round.
 
         In another method's round the server waits for the largest of them.
@@ -297,7 +346,10 @@ class FedBuff(Algorithm[FedBuffState]):
             return [self.seconds] * len(clients)
         if self.duration == "examples":
             return [self.seconds * this_round.spec.passed(sizes[client]) for client in clients]
-        draws = (rng.generator(this_round.seed, "duration", this_round.number, client) for client in clients)
+        draws = (
+            rng.generator(this_round.seed, "duration", this_round.number, client)
+            for client in clients
+        )
         return [self.seconds * abs(float(draw.standard_normal())) for draw in draws]
 
     def _filled(
@@ -316,11 +368,19 @@ class FedBuff(Algorithm[FedBuffState]):
         """
         flying = {client for _, client, _ in flights}
         idle = sorted(client for client in members if client not in flying)
-        waiting = rng.generator(this_round.seed, "begin", this_round.number, node).permutation(idle).tolist()
+        waiting = (
+            rng.generator(this_round.seed, "begin", this_round.number, node)
+            .permutation(idle)
+            .tolist()
+        )
         buffer = list[Flight]()
         while True:
-            begin = [waiting.pop() for _ in range(min(len(waiting), self.concurrency - len(flights)))]
-            for client, seconds in zip(begin, self.seconds_of(begin, sizes, this_round), strict=True):
+            begin = [
+                waiting.pop() for _ in range(min(len(waiting), self.concurrency - len(flights)))
+            ]
+            for client, seconds in zip(
+                begin, self.seconds_of(begin, sizes, this_round), strict=True
+            ):
                 heapq.heappush(flights, (clock + seconds, client, version))
             if not flights:
                 return clock, buffer
@@ -341,13 +401,17 @@ class FedBuff(Algorithm[FedBuffState]):
     def _mean(self, updates: Updates, stale: Mapping[int, int]) -> Tensor:
         """Return Σ s(τ_i) Δ_i over their number or Σ s(τ_i), ``[S]``, or what a robust rule makes of all s(τ_i) Δ_i."""
         deltas = updates.required_deltas
-        weights = torch.tensor([(1 + stale[client]) ** -self.discount for client in updates.ids], dtype=torch.float64)
+        weights = torch.tensor(
+            [(1 + stale[client]) ** -self.discount for client in updates.ids], dtype=torch.float64
+        )
         divisor = float(len(updates.ids))
         if self.divide_by == "staleness":
             divisor = float(weights.sum())
         if updates.aggregation is not None:
             discounted = weights[:, None].to(deltas) * deltas
-            return mean(replace(updates, deltas=discounted), weighted=False) * (len(updates.ids) / divisor)
+            return mean(replace(updates, deltas=discounted), weighted=False) * (
+                len(updates.ids) / divisor
+            )
         return (weights / divisor).to(deltas) @ deltas
 
 
@@ -362,7 +426,9 @@ def _numbers(events: Sequence[Event], clocks: Sequence[float]) -> dict[str, floa
     steps = [event for event in events if isinstance(event, Buffered)]
     count = sum(step.clients for step in steps)
     return {
-        "staleness_mean": sum(step.staleness_mean * step.clients for step in steps) / count if count else None,
+        "staleness_mean": sum(step.staleness_mean * step.clients for step in steps) / count
+        if count
+        else None,
         "staleness_max": max((step.staleness_max for step in steps), default=None),
         "virtual_seconds": max(clocks),
     }

@@ -159,7 +159,11 @@ class FedDriftState(State):
 
 
 def query_accuracies(
-    tree: ParameterTree, nodes: Sequence[int], ids: Sequence[int], clients: Clients, data_round: int = 0
+    tree: ParameterTree,
+    nodes: Sequence[int],
+    ids: Sequence[int],
+    clients: Clients,
+    data_round: int = 0,
 ) -> tuple[dict[int, NDArray[np.float64]], dict[int, int]]:
     """Query clients for the accuracies of models on their training data.
 
@@ -193,11 +197,18 @@ def query_accuracies(
         for client in accuracies:
             queried += [client] * n_models
         assignment = list(rows) * len(accuracies)
-        reply = clients.ask(EvaluationQuery(queried, models, assignment, "train", data_round=data_round))
-        scores = reply.merit.double().nan_to_num(nan=torch.nan, neginf=WORST).view(-1, n_models).numpy()
+        reply = clients.ask(
+            EvaluationQuery(queried, models, assignment, "train", data_round=data_round)
+        )
+        scores = (
+            reply.merit.double().nan_to_num(nan=torch.nan, neginf=WORST).view(-1, n_models).numpy()
+        )
         replied = reply.ids[::n_models]
         # Clients that did not reply to a query are not queried on further models.
-        accuracies = {client: np.append(accuracies[client], row) for client, row in zip(replied, scores, strict=True)}
+        accuracies = {
+            client: np.append(accuracies[client], row)
+            for client, row in zip(replied, scores, strict=True)
+        }
         examples = dict(zip(replied, reply.examples.view(-1, n_models)[:, 0].tolist(), strict=True))
         if not accuracies:
             break
@@ -244,7 +255,9 @@ class TimeStep:
     begun: tuple[int, ...]
     stages: tuple[int, ...]
     free: list[int]
-    accuracies: Mapping[int, NDArray[np.float64]] = field(default_factory=dict[int, NDArray[np.float64]])
+    accuracies: Mapping[int, NDArray[np.float64]] = field(
+        default_factory=dict[int, NDArray[np.float64]]
+    )
     events: list[Event] = field(default_factory=list[Event])
 
     @classmethod
@@ -306,7 +319,9 @@ class TimeStep:
             self.accuracy[column] = best_accuracy
         return drifted
 
-    def open_model(self, ids: Sequence[int], largest_number: int | None, isolation: int = 0) -> None:
+    def open_model(
+        self, ids: Sequence[int], largest_number: int | None, isolation: int = 0
+    ) -> None:
         """Open a model for clients that have drifted, a copy of the first client's most accurate.
 
         If there are ``largest_number`` models, it replaces the one that was used least recently.
@@ -374,7 +389,9 @@ class TimeStep:
         first, *others = nodes
         if not others:
             return
-        weights = torch.tensor([int((self.assigned == node).sum()) for node in nodes], dtype=torch.float64)
+        weights = torch.tensor(
+            [int((self.assigned == node).sum()) for node in nodes], dtype=torch.float64
+        )
         models = torch.stack([self.tree.nodes[node].params for node in nodes])
         self.tree = self.tree.with_model(first, (weights / weights.sum()).to(models) @ models)
         self.assigned[np.isin(self.assigned, others)] = first
@@ -387,13 +404,17 @@ class TimeStep:
         available = set(self.available)
         # All steps of one stage have the same data, so that clients are queried once for each.
         for stage in sorted(set(self.stages)):
-            steps = [step for step, stage_of_step in enumerate(self.stages) if stage_of_step == stage]
+            steps = [
+                step for step, stage_of_step in enumerate(self.stages) if stage_of_step == stage
+            ]
             of_stage = self.assigned[steps]
             columns = np.flatnonzero(np.isin(of_stage, nodes).sum(axis=0))
             owners = [self.ids[column] for column in columns.tolist()]
             ids = [client for client in owners if client in available]
             data_round = 0 if stage == self.stages[-1] else self.begun[steps[0]]
-            accuracies, examples = query_accuracies(self.tree, nodes, ids, clients=self.clients, data_round=data_round)
+            accuracies, examples = query_accuracies(
+                self.tree, nodes, ids, clients=self.clients, data_round=data_round
+            )
             for client, row in accuracies.items():
                 assigned = of_stage[:, self.ids.index(client)]
                 for column, node in enumerate(nodes):
@@ -481,9 +502,19 @@ class FedDrift(OneCohort[FedDriftState]):
         require(
             ("algorithm.step_rounds", self.step_rounds, self.step_rounds >= 1, "at least 1"),
             ("algorithm.delta", self.delta, self.delta >= 0, "at least 0"),
-            ("algorithm.delta_merge", delta_merge, delta_merge is None or delta_merge >= 0, "at least 0, or left out"),
+            (
+                "algorithm.delta_merge",
+                delta_merge,
+                delta_merge is None or delta_merge >= 0,
+                "at least 0, or left out",
+            ),
             ("algorithm.isolation", self.isolation, self.isolation >= 1, "at least 1"),
-            ("algorithm.start", self.start, self.start in ("alone", "together"), "'alone' or 'together'"),
+            (
+                "algorithm.start",
+                self.start,
+                self.start in ("alone", "together"),
+                "'alone' or 'together'",
+            ),
             ("algorithm.models", models, models is None or models >= 1, "at least 1, or left out"),
         )
 
@@ -513,10 +544,13 @@ class FedDrift(OneCohort[FedDriftState]):
         """Return a warning if the run is one time step, in which no model is opened or merged."""
         if rounds > self.step_rounds:
             return ""
-        alone = "every client trains alone" if self.start == "alone" else "it is federated averaging"
+        alone = (
+            "every client trains alone" if self.start == "alone" else "it is federated averaging"
+        )
         return (
-            f"FedDrift merges and opens models at the start of a time step, of {self.step_rounds} rounds, and this run "
-            f"has {rounds}: unless clients' data changes, {alone}; set a smaller algorithm.step_rounds"
+            f"FedDrift merges and opens models at the start of a time step, of {self.step_rounds} "
+            f"rounds, and this run has {rounds}: unless clients' data changes, {alone}; set a "
+            "smaller algorithm.step_rounds"
         )
 
     def init(self, params: Tensor, clients: Clients) -> FedDriftState:
@@ -553,7 +587,9 @@ class FedDrift(OneCohort[FedDriftState]):
         trained: list[ClusterUpdate] = []
         for node, ids in members.items():
             own_updates = updates.select(ids) if updates is not None and ids else None
-            tree, cluster = self._move_model(tree, node, state, cohort, own_updates, clients, this_round)
+            tree, cluster = self._move_model(
+                tree, node, state, cohort, own_updates, clients, this_round
+            )
             if cluster is not None:
                 trained.append(cluster)
         return replace(state, tree=tree), log_of(trained, events)
@@ -591,7 +627,11 @@ class FedDrift(OneCohort[FedDriftState]):
             The tree, and the cluster of clients that have the model in this step, for the log.
         """
         owners = self._list_owners(state, node)
-        former = [client for client in sorted(cohort) if client in owners and state.tree.leaf_of[client] != node]
+        former = [
+            client
+            for client in sorted(cohort)
+            if client in owners and state.tree.leaf_of[client] != node
+        ]
         # What clients store after training is of the model that they have in this step, and not of
         # models of earlier steps.
         aside = replace(this_round, purpose=BESIDE)
@@ -630,7 +670,11 @@ class FedDrift(OneCohort[FedDriftState]):
         return {client for client, is_owner in zip(state.ids, owns, strict=True) if is_owner}
 
     def _train(
-        self, state: FedDriftState, members: Mapping[int, Sequence[int]], clients: Clients, this_round: Round
+        self,
+        state: FedDriftState,
+        members: Mapping[int, Sequence[int]],
+        clients: Clients,
+        this_round: Round,
     ) -> Updates | None:
         """Train models, each client on all of its data that belongs to the model.
 
@@ -661,7 +705,12 @@ class FedDrift(OneCohort[FedDriftState]):
         # If clients' data has never changed, all of it is the data of all steps.
         has_changed = len(set(state.stages)) > 1
         query = UpdateQuery(
-            list(node_of), "train", models, rows, this_round, data_rounds=data_rounds if has_changed else None
+            list(node_of),
+            "train",
+            models,
+            rows,
+            this_round,
+            data_rounds=data_rounds if has_changed else None,
         )
         return clients.ask(query)
 
@@ -700,7 +749,9 @@ class FedDrift(OneCohort[FedDriftState]):
         return replace(state, tree=tree, assigned=assigned, accuracy=accuracy), events
 
 
-def _group_by_model(tree: ParameterTree, cohort: Sequence[int], clients: Clients) -> dict[int, list[int]]:
+def _group_by_model(
+    tree: ParameterTree, cohort: Sequence[int], clients: Clients
+) -> dict[int, list[int]]:
     """Return the clients of the cohort that have each model in use, by its node.
 
     A model is in use if a client that is available has it, whether or not it is in the cohort.

@@ -1,25 +1,29 @@
 """FedEM: Marfoq, Neglia, Bellet, Kameni, Vidal 2021, Algorithm 1.
 
-Every client's distribution is a mixture of M ones that all share: h_t = Σ_m π_tm h_θm. In every round each participant
-receives all M models, finds how likely each has made each of its examples (E-step), and from that its weights π_t and
-an update of every model (M-step). It predicts with the weighted mean of all models' probabilities.
+Every client's distribution is a mixture of M ones that all share: h_t = Σ_m π_tm h_θm. In every
+round each participant receives all M models, finds how likely each has made each of its examples
+(E-step), and from that its weights π_t and an update of every model (M-step). It predicts with the
+weighted mean of all models' probabilities.
 
 Where paper and official code leave a choice, this file makes it:
 
-- The M initial models are drawn one by one, as in the official code: from copies of one, all would stay copies. π_t
-  begins uniform.
-- The M-step in θ_m is local training as it is configured, from θ_m, on losses that are multiplied by q_j(m); a batch's
-  sum is divided by the number of its examples, as in the official code: while weights are even, a step is 1/M as long
-  as FedAvg's. All M models see the same batches.
-- The server's mean has the weights |D_t|, as in the paper. The official code takes it over all clients, with old models
-  of those that were not sampled; here a cohort's is its own, as Algorithm 1 has it where everybody takes part.
-- π_t and q never leave the client, which keeps π_t. It tells which component it weighs most: that is its leaf in the
-  tree, and nothing else depends on it.
-- A client that has no weights yet (that no cohort has had, or a newcomer) takes one E-step and one M-step in π with the
-  models as they are, from even weights, whenever it is evaluated (the official code's test clients go on from those of
-  the time before); it is in no cluster before it has trained. Newcomers to a finished run stand at the leaf of the
-  lowest training loss, and predict with all models.
-- A model's ``mean_norm`` is that of its step; a client's ``max_norm`` that of its updates of all M models together.
+- The M initial models are drawn one by one, as in the official code: from copies of one, all would
+  stay copies. π_t begins uniform.
+- The M-step in θ_m is local training as it is configured, from θ_m, on losses that are multiplied
+  by q_j(m); a batch's sum is divided by the number of its examples, as in the official code: while
+  weights are even, a step is 1/M as long as FedAvg's. All M models see the same batches.
+- The server's mean has the weights |D_t|, as in the paper. The official code takes it over all
+  clients, with old models of those that were not sampled; here a cohort's is its own, as Algorithm
+  1 has it where everybody takes part.
+- π_t and q never leave the client, which keeps π_t. It tells which component it weighs most: that
+  is its leaf in the tree, and nothing else depends on it.
+- A client that has no weights yet (that no cohort has had, or a newcomer) takes one E-step and one
+  M-step in π with the models as they are, from even weights, whenever it is evaluated (the official
+  code's test clients go on from those of the time before); it is in no cluster before it has
+  trained. Newcomers to a finished run stand at the leaf of the lowest training loss, and predict
+  with all models.
+- A model's ``mean_norm`` is that of its step; a client's ``max_norm`` that of its updates of all M
+  models together.
 """
 
 from __future__ import annotations
@@ -83,7 +87,8 @@ class SharedMixture(OneCohort[S]):
         if (found := len(models.unique(dim=0))) < self.clusters:
             name = type(self).__name__.lower()
             raise ConfigError(
-                f"{name} needs {self.clusters} different initial models, got {found}; let them depend on the seed"
+                f"{name} needs {self.clusters} different initial models, got {found}; let them "
+                "depend on the seed"
             )
         return ParameterTree.star([()] * self.clusters, models, clients.ids)
 
@@ -94,26 +99,42 @@ class SharedMixture(OneCohort[S]):
 
         With too few answers all stays as it is.
         """
-        tree, K = state.tree, self.clusters
+        tree = state.tree
+        K = self.clusters
         models, _ = tree.models(leaves := [leaf.id for leaf in tree.leaves])
-        updates = clients.train(cohort, models, [0] * len(cohort), this_round, mixture=self.mixture(state))
+        updates = clients.train(
+            cohort, models, [0] * len(cohort), this_round, mixture=self.mixture(state)
+        )
         updates = updates.select(sorted(cohort))
         losses = dict(zip(updates.ids, updates.losses.tolist(), strict=True))
-        if not updates.ids or len(updates.ids) < this_round.min_clients or updates.components is None:
+        if (
+            not updates.ids
+            or len(updates.ids) < this_round.min_clients
+            or updates.components is None
+        ):
             events = [TooFew(leaf, len(updates.ids)) for leaf in leaves]
             return tree, updates, models.new_zeros(K, 0), RoundLog({}, losses, events=tuple(events))
         D = updates.n_parameters // K
         steps, tables = unpacked(mean(updates), K, models.shape[1], D)
         component_of = dict(zip(updates.ids, updates.components.tolist(), strict=True))
-        after = tree.reassigned({client: leaves[component] for client, component in component_of.items()})
+        after = tree.reassigned(
+            {client: leaves[component] for client, component in component_of.items()}
+        )
         criteria = dict[int, SplitCriteria]()
         for component, leaf in enumerate(leaves):
             after = after.moved(leaf, steps[component])
-            if members := tuple(sorted(c for c, theirs in component_of.items() if theirs == component)):
+            if members := tuple(
+                sorted(c for c, theirs in component_of.items() if theirs == component)
+            ):
                 norm = torch.linalg.vector_norm(steps[component, :D], dtype=torch.float64)
                 largest = updates.norms[updates.components == component].max()
                 criteria[leaf] = SplitCriteria(members, float(norm), float(largest), None)
-        return after, updates, tables, RoundLog(criteria, losses, events=tuple(membership_events(tree, after)))
+        return (
+            after,
+            updates,
+            tables,
+            RoundLog(criteria, losses, events=tuple(membership_events(tree, after))),
+        )
 
 
 # FedRC: Guo, Tang, Lin 2024, as in their official code: FedEM whose responsibilities are divided by
@@ -210,7 +231,9 @@ class FedEM(SharedMixture[State]):
         """Take the initial models ``[M, S]``, which must differ; nobody has trained yet."""
         return State(self.star(params, clients))
 
-    def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:
+    def step(
+        self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round
+    ) -> tuple[State, RoundLog]:
         """Run one round of Algorithm 1."""
         tree, _, _, log = self.trained(state, cohort, clients, this_round)
         return replace(state, tree=tree), log

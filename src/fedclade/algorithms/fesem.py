@@ -1,20 +1,22 @@
 """Federated Stochastic Expectation Maximization: Xie, Long, Shen, Zhou, Wang, Jiang, Zhang 2020, Algorithm 1.
 
-Each of k centres is a model. A client trains from its centre to a local model W_i; in the E-step it goes to the centre
-that is nearest to W_i in parameter space; in the M-step a centre becomes the mean of the local models that went to it.
+Each of k centres is a model. A client trains from its centre to a local model W_i; in the E-step it
+goes to the centre that is nearest to W_i in parameter space; in the M-step a centre becomes the
+mean of the local models that went to it.
 
 Where the paper leaves a choice, this file makes it:
 
-- All clients begin at one model, as nothing can be told from the distance to centres that were drawn at random: local
-  training moves a client by far less than such centres lie apart. The first centres are the means of k clusters of the
-  first local models by Ward's method, which minimises the same sum of squares as the E- and the M-step and draws
-  nothing. (The code published with the paper runs five iterations of k-means from k of the local models.)
-- Distances are between parameters; buffers, such as BatchNorm's, are averaged but not compared. (That code compares one
-  layer.)
+- All clients begin at one model, as nothing can be told from the distance to centres that were
+  drawn at random: local training moves a client by far less than such centres lie apart. The first
+  centres are the means of k clusters of the first local models by Ward's method, which minimises
+  the same sum of squares as the E- and the M-step and draws nothing. (The code published with the
+  paper runs five iterations of k-means from k of the local models.)
+- Distances are between parameters; buffers, such as BatchNorm's, are averaged but not compared.
+  (That code compares one layer.)
 - Means are weighted by |D_i| as in FedAvg; the paper's are not. With equal sizes it is the same.
-- With a client fraction below 1, both steps see the cohort alone: a local model of an earlier round belongs to centres
-  that have moved on. Clients that no cohort has had yet are in no cluster; they start from, and are served with, the
-  mean of the centres, weighted by their numbers of members.
+- With a client fraction below 1, both steps see the cohort alone: a local model of an earlier round
+  belongs to centres that have moved on. Clients that no cohort has had yet are in no cluster; they
+  start from, and are served with, the mean of the centres, weighted by their numbers of members.
 - A centre that no local model goes to, or fewer than ``min_clients``, stays where it is.
 """
 
@@ -29,7 +31,16 @@ from torch import Tensor
 from fedclade.algorithms.base import OneCohort, RoundLog, State
 from fedclade.algorithms.cluster_update import by_cluster, log_of, membership_events
 from fedclade.clustering import agglomerate, compute_distances, cut
-from fedclade.core import Clients, ParameterTree, Round, TooFew, Updates, centre_of, checked, require
+from fedclade.core import (
+    Clients,
+    ParameterTree,
+    Round,
+    TooFew,
+    Updates,
+    centre_of,
+    checked,
+    require,
+)
 
 
 @checked()
@@ -54,11 +65,14 @@ class FeSEM(OneCohort[State]):
         """Put every centre at the initial model, and no client to any of them."""
         return State(ParameterTree.star([()] * self.clusters, params, unassigned=clients.ids))
 
-    def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:
+    def step(
+        self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round
+    ) -> tuple[State, RoundLog]:
         """Run one round of Algorithm 1, beginning with its last step, the local updates."""
         tree = state.tree
         models, rows = tree.models([tree.leaf_of[client] for client in cohort])
-        updates = clients.train(cohort, models, rows, this_round).select(sorted(cohort))  # LocalUpdate
+        # LocalUpdate
+        updates = clients.train(cohort, models, rows, this_round).select(sorted(cohort))
         if not updates.ids:
             return state, log_of([])
         start = dict(zip(cohort, rows, strict=True))
@@ -70,29 +84,45 @@ class FeSEM(OneCohort[State]):
             labels = torch.from_numpy(cut(merges, min(self.clusters, len(local))))
             centres = _means(local, updates, labels, centres)
         # E-step; exact distances, not those of a matrix product, which forgets small ones.
-        apart = torch.cdist(local[:, :D], centres[:, :D], compute_mode="donot_use_mm_for_euclid_dist")
+        apart = torch.cdist(
+            local[:, :D], centres[:, :D], compute_mode="donot_use_mm_for_euclid_dist"
+        )
         nearest = apart.argmin(dim=1)
         centres = _means(local, updates, nearest, centres, this_round.min_clients)  # M-step
-        moved = tree.reassigned({client: 1 + k for client, k in zip(updates.ids, nearest.tolist(), strict=True)})
+        moved = tree.reassigned(
+            {client: 1 + k for client, k in zip(updates.ids, nearest.tolist(), strict=True)}
+        )
         for leaf, centre in zip(tree.leaves, centres, strict=True):
             moved = moved.with_model(leaf.id, centre)
         members = torch.tensor([len(leaf.members) for leaf in moved.leaves]).to(centres)
         moved = moved.with_model(0, members @ centres / members.sum())
-        came = by_cluster(tree, updates, replace(this_round, min_clients=0))  # where they went to counts
+        # where they went to counts
+        came = by_cluster(tree, updates, replace(this_round, min_clients=0))
         gone = nearest.bincount(minlength=len(centres)).tolist()
-        too_few = [TooFew(k, n) for k, n in enumerate(gone, start=1) if 0 < n < this_round.min_clients]
+        too_few = [
+            TooFew(k, n) for k, n in enumerate(gone, start=1) if 0 < n < this_round.min_clients
+        ]
         log = log_of(came, [*too_few, *membership_events(tree, moved)])
-        apart = torch.linalg.vector_norm((local - centres[nearest])[:, :D], dim=1, dtype=torch.float64)
+        apart = torch.linalg.vector_norm(
+            (local - centres[nearest])[:, :D], dim=1, dtype=torch.float64
+        )
         return State(moved), replace(log, discrepancy=float(apart.sum()))
 
 
-def _means(local: Tensor, updates: Updates, labels: Tensor, otherwise: Tensor, least: int = 1) -> Tensor:
+def _means(
+    local: Tensor, updates: Updates, labels: Tensor, otherwise: Tensor, least: int = 1
+) -> Tensor:
     """Return the weighted mean of the models ``[n, S]`` of each label, ``[k, S]``; where there are too few, another."""
-    means, sizes = otherwise.clone(), updates.sizes.to(local)
+    means = otherwise.clone()
+    sizes = updates.sizes.to(local)
     for k in labels.unique().tolist():
         mine = labels == k
         if int(mine.sum()) >= least and updates.aggregation is not None:
-            members = [client for client, label in zip(updates.ids, labels.tolist(), strict=True) if label == k]
+            members = [
+                client
+                for client, label in zip(updates.ids, labels.tolist(), strict=True)
+                if label == k
+            ]
             means[k] = centre_of(updates, local, members, otherwise[k])
         elif int(mine.sum()) >= least:
             means[k] = sizes[mine] @ local[mine] / sizes[mine].sum()

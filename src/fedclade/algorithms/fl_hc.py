@@ -230,7 +230,8 @@ class FLHC(Algorithm[FLHCState]):
         super().check_clients(clients)
         valid = clients <= MOST_EXACT or self.linkage == "single" or self.sample is not None
         needed = (
-            f"given, such as 4096, for {clients:,} clients: {self.linkage} linkage holds the distances of all pairs"
+            f"given, such as 4096, for {clients:,} clients: {self.linkage} linkage holds the "
+            "distances of all pairs"
         )
         rule = f"{needed}, and is exact for at most {MOST_EXACT:,}"
         require(("algorithm.sample", self.sample, valid, rule))
@@ -239,7 +240,9 @@ class FLHC(Algorithm[FLHCState]):
         """Put all clients in one cluster (line 2)."""
         return FLHCState(ParameterTree.root_only(clients.ids, params))
 
-    def sample_cohort(self, state: FLHCState, fraction: float, draw: np.random.Generator) -> tuple[int, ...]:
+    def sample_cohort(
+        self, state: FLHCState, fraction: float, draw: np.random.Generator
+    ) -> tuple[int, ...]:
         """Sample m clients of every cluster, or all if it has fewer (lines 19 and 20)."""
         if self.cohort == "of_cluster":
             return super().sample_cohort(state, fraction, draw)
@@ -267,12 +270,15 @@ class FLHC(Algorithm[FLHCState]):
         """
         if this_round.number > self.rounds_before and not state.clustered:
             return self._run_clustering_step(state, clients, this_round)
-        trained = train_clusters(state, cohort, clients, this_round)  # lines 4 and 14: lines 19 to 23
+        # lines 4 and 14: lines 19 to 23
+        trained = train_clusters(state, cohort, clients, this_round)
         tree = move_clusters(state.tree, trained)  # line 24
         tree, events = place_stragglers(tree, trained)
         return replace(state, tree=tree), log_of(trained, events)
 
-    def _run_clustering_step(self, state: FLHCState, clients: Clients, this_round: Round) -> tuple[FLHCState, RoundLog]:
+    def _run_clustering_step(
+        self, state: FLHCState, clients: Clients, this_round: Round
+    ) -> tuple[FLHCState, RoundLog]:
         """Query all clients for their updates (lines 7 to 9), and cluster them (lines 10 to 12)."""
         retried_round = replace(this_round, require_all=True)
         trained = train_root(state, clients.ids, clients, retried_round).compared()
@@ -357,14 +363,23 @@ class FLHC(Algorithm[FLHCState]):
             return merge_by_centroids(vectors, self.metric)
         return agglomerate(compute_distances(vectors, self.metric), self.linkage)
 
-    def _cut(self, ids: Sequence[int], merges: Merges) -> tuple[list[list[int]], float | None, Clustered]:
+    def _cut(
+        self, ids: Sequence[int], merges: Merges
+    ) -> tuple[list[list[int]], float | None, Clustered]:
         """Cut a dendrogram of clients at ``threshold``, or into ``n_clusters`` clusters."""
         return merged(
-            ids, merges, self.metric, linkage=self.linkage, threshold=self.threshold, n_clusters=self.n_clusters
+            ids,
+            merges,
+            self.metric,
+            linkage=self.linkage,
+            threshold=self.threshold,
+            n_clusters=self.n_clusters,
         )
 
 
-def _move_new_clusters(tree: ParameterTree, updates: Updates, min_clients: int) -> tuple[ParameterTree, float]:
+def _move_new_clusters(
+    tree: ParameterTree, updates: Updates, min_clients: int
+) -> tuple[ParameterTree, float]:
     """Move every new cluster's model by the mean of its members' updates (Algorithm 1, line 24).
 
     The updates were made at the root's model, from which all clusters start. A cluster of which

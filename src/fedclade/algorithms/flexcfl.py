@@ -1,24 +1,28 @@
 """FlexCFL: Duan, Liu, Ji, Wu, Liang, Chen, Tan 2021 (TPDS; arXiv:2108.09749), FedGroup's successor.
 
-Groups are found as in FedGroup (:mod:`~fedclade.algorithms.fedgroup`, with Algorithms 2 to 4 there). New are: clients
-that notice that the labels of their data have shifted leave their group and are cold again; cold clients pre-train from
-the *initial* model, and join the group whose *first* update is most like theirs, by (1 − cos)/2; and a group's step
-along the others' models is an average, (w_j + Σ_{l≠j} η_G/‖w_l‖ w_l) / (1 + Σ_{l≠j} η_G/‖w_l‖), the paper's eq. 4.
+Groups are found as in FedGroup (:mod:`~fedclade.algorithms.fedgroup`, with Algorithms 2 to 4
+there). New are: clients that notice that the labels of their data have shifted leave their group
+and are cold again; cold clients pre-train from the *initial* model, and join the group whose
+*first* update is most like theirs, by (1 − cos)/2; and a group's step along the others' models is
+an average, (w_j + Σ_{l≠j} η_G/‖w_l‖ w_l) / (1 + Σ_{l≠j} η_G/‖w_l‖), the paper's eq. 4.
 
-Where the paper leaves a choice, this file does as the authors' code does, but for what is said here:
+Where the paper leaves a choice, this file does as the authors' code does, but for what is said
+here:
 
-- In every round all clients, in the cohort or not, compare the counts of their labels with those of before
-  (:class:`ShiftQuery`), and say only whether they have shifted. The distance takes the counts for
-  samples (code), so labels that trade places are no shift: a whole permutation of labels goes unnoticed, as does all
-  that changes images alone. ``by_label`` compares label by label.
-- The counts are compared with those of the first round that a client is asked in, and of the last that it said shifted
-  in; so many small shifts add up (code). The threshold goes by the number of examples then; in the code by the first.
-- All clients that have shifted migrate at once, at the start of the round (code); one that does not answer when it
-  pre-trains is in no group until it is sampled.
-- Pre-training takes 50 mini-batches (code; in the paper's earlier version an epoch), V has as many columns as there are
-  groups, and who did not pre-train for the groups does so in the first round that it is sampled in (code).
-- A group that everybody has left takes no part in eq. 4 and in the global model (code), which is the mean of the other
-  groups' models; who is in no group is served with it.
+- In every round all clients, in the cohort or not, compare the counts of their labels with those of
+  before (:class:`ShiftQuery`), and say only whether they have shifted. The distance takes the
+  counts for samples (code), so labels that trade places are no shift: a whole permutation of labels
+  goes unnoticed, as does all that changes images alone. ``by_label`` compares label by label.
+- The counts are compared with those of the first round that a client is asked in, and of the last
+  that it said shifted in; so many small shifts add up (code). The threshold goes by the number of
+  examples then; in the code by the first.
+- All clients that have shifted migrate at once, at the start of the round (code); one that does not
+  answer when it pre-trains is in no group until it is sampled.
+- Pre-training takes 50 mini-batches (code; in the paper's earlier version an epoch), V has as many
+  columns as there are groups, and who did not pre-train for the groups does so in the first round
+  that it is sampled in (code).
+- A group that everybody has left takes no part in eq. 4 and in the global model (code), which is
+  the mean of the other groups' models; who is in no group is served with it.
 - ``eta_g`` is 0 in the code, and 0.1 in its example.
 """
 
@@ -140,13 +144,15 @@ class ShiftQuery(RowQuery):
 class FlexCFL(FedGroup):
     """FlexCFL (Duan et al. 2021): FedGroup whose clients migrate when the labels of their data shift.
 
-    The root has the initial model, and beside it the global one; each group began with its ``trained_from``. What is
-    not named here is as in :class:`~fedclade.FedGroup`, but for the defaults.
+    The root has the initial model, and beside it the global one; each group began with its
+    ``trained_from``. What is not named here is as in :class:`~fedclade.FedGroup`, but for the
+    defaults.
 
     Parameters
     ----------
     direction
-        Of a group: its ``first`` update, or its ``position``, where its model is from the initial one.
+        Of a group: its ``first`` update, or its ``position``, where its model is from the initial
+        one.
     migrate
         Whether clients are asked if their labels have shifted.
     shift_share
@@ -172,7 +178,12 @@ class FlexCFL(FedGroup):
         redraws = "false with migrate = true: a client that is redrawn in every round cannot stay where it migrates to"
         require(
             ("algorithm.shift_share", self.shift_share, 0 <= self.shift_share <= 2, "in [0, 2]"),
-            ("algorithm.rac_redraws", self.rac_redraws, not (self.rac_redraws and self.migrate), redraws),
+            (
+                "algorithm.rac_redraws",
+                self.rac_redraws,
+                not (self.rac_redraws and self.migrate),
+                redraws,
+            ),
         )
 
     def asks(self, clients: int, fraction: float) -> str:
@@ -190,18 +201,24 @@ class FlexCFL(FedGroup):
         """Let clients that have shifted migrate; then run one round as FedGroup does."""
         if not self.migrate:
             return super().step(state, cohort, clients, this_round)
-        before, ids = state.tree, sorted(clients.ids)
+        before = state.tree
+        ids = sorted(clients.ids)
         query = ShiftQuery(ids, this_round.number, self.shift_share, self.by_label)
         answers = clients.ask(query).tolist()
         shifted = [c for c, has in zip(ids, answers, strict=True) if has and before.leaf_of[c]]
         if shifted:
             left = replace(state, tree=before.reassigned(dict.fromkeys(shifted, 0)))
-            state, _ = self._client_cold_start(left, shifted, clients, this_round, at_random=False)  # as in the code
-        migrated = [client for client in shifted if state.tree.leaf_of[client] != before.leaf_of[client]]
+            # as in the code
+            state, _ = self._client_cold_start(left, shifted, clients, this_round, at_random=False)
+        migrated = [
+            client for client in shifted if state.tree.leaf_of[client] != before.leaf_of[client]
+        ]
         after, log = super().step(state, cohort, clients, this_round)
         events = membership_events(before, state.tree) if shifted else []
         numbers = {"clients_shifted": float(len(shifted)), "clients_migrated": float(len(migrated))}
-        return after, replace(log, events=(*events, *log.events), numbers={**log.numbers, **numbers})
+        return after, replace(
+            log, events=(*events, *log.events), numbers={**log.numbers, **numbers}
+        )
 
     def _group_cold_start(
         self, state: FedGroupState, clients: Clients, this_round: Round

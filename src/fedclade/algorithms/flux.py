@@ -1,28 +1,35 @@
 """FLUX: Fenoglio, Li, Barbiero, Lane, Langheinrich, Gjoreski 2025 (NeurIPS).
 
-One model is trained by FedAvg until its accuracy grows slowly. Then clients describe their data by what that model
-makes of it: mean and standard deviation of some components of its latent, over all examples and over those of each
-label (:class:`DescriptorQuery`). They are clustered once, by density, with no number of clusters given;
-then each cluster goes on by FedAvg. Newcomers are assigned without labels, to the cluster of the nearest mean.
+One model is trained by FedAvg until its accuracy grows slowly. Then clients describe their data by
+what that model makes of it: mean and standard deviation of some components of its latent, over all
+examples and over those of each label (:class:`DescriptorQuery`). They are clustered once, by
+density, with no number of clusters given; then each cluster goes on by FedAvg. Newcomers are
+assigned without labels, to the cluster of the nearest mean.
 
-This file follows the authors' code (``flux/server.py``, ``public/models.py``), and departs from it so:
+This file follows the authors' code (``flux/server.py``, ``public/models.py``), and departs from it
+so:
 
-- The latent is the input of the first dense layer behind the last convolution, flattened, which for their LeNet-5 and
-  ResNet-9 is theirs, the last pooled images; without convolutions, of which they have no case, that of the last layer.
-- The components' directions are drawn by the run's seed; in the code always by the same, 1, so that its results are
-  those of one draw. The number of clusters depends on the draw (``studies/flux_directions.py``). ``directions`` fixes
-  the draw, whatever the run's seed; the points that a number stands for are not those of the code.
-- Accuracy is that of the cohort on its training data; in the code of all clients on a fifth that they keep for it. So
-  is the largest entry of all latents, which sets the origin of the components.
-- The code clusters at the latest after 80 % of the rounds; a method does not know how many there are, so ``latest``
-  says it: 8 of their 10.
-- DBSCAN with at least two points, and every noise point a cluster of its own, is single linkage cut at ε. Where the
-  curve has no knee the code fails; here ε is the largest of the distances to a nearest client, so nobody is alone.
-- In the code all clients are always there. Here those that do not send a descriptor wait at the root, with its model,
-  and join the cluster of the nearest mean when they do, by labels as well; so do newcomers during a run. The range
-  that blocks are scaled to is that of all descriptors that came.
-- A client whose descriptor has numbers ten times as large as the median client's waits there, too, and an event names
-  it (``left_out``): the code would stretch the range to it, so that all others lie together.
+- The latent is the input of the first dense layer behind the last convolution, flattened, which for
+  their LeNet-5 and ResNet-9 is theirs, the last pooled images; without convolutions, of which they
+  have no case, that of the last layer.
+- The components' directions are drawn by the run's seed; in the code always by the same, 1, so that
+  its results are those of one draw. The number of clusters depends on the draw
+  (``studies/flux_directions.py``). ``directions`` fixes the draw, whatever the run's seed; the
+  points that a number stands for are not those of the code.
+- Accuracy is that of the cohort on its training data; in the code of all clients on a fifth that
+  they keep for it. So is the largest entry of all latents, which sets the origin of the components.
+- The code clusters at the latest after 80 % of the rounds; a method does not know how many there
+  are, so ``latest`` says it: 8 of their 10.
+- DBSCAN with at least two points, and every noise point a cluster of its own, is single linkage cut
+  at ε. Where the curve has no knee the code fails; here ε is the largest of the distances to a
+  nearest client, so nobody is alone.
+- In the code all clients are always there. Here those that do not send a descriptor wait at the
+  root, with its model, and join the cluster of the nearest mean when they do, by labels as well; so
+  do newcomers during a run. The range that blocks are scaled to is that of all descriptors that
+  came.
+- A client whose descriptor has numbers ten times as large as the median client's waits there, too,
+  and an event names it (``left_out``): the code would stretch the range to it, so that all others
+  lie together.
 - Laplace noise on descriptors, which the code has turned off, is left out.
 """
 
@@ -39,7 +46,13 @@ from torch.nn import functional
 from torch.nn.modules.conv import _ConvNd  # pyright: ignore[reportPrivateUsage]  (all convolutions)
 
 from fedclade.algorithms.base import Algorithm, RoundLog, State, never_clusters
-from fedclade.algorithms.cluster_update import log_of, membership_events, merged, move_clusters, train_clusters
+from fedclade.algorithms.cluster_update import (
+    log_of,
+    membership_events,
+    merged,
+    move_clusters,
+    train_clusters,
+)
 from fedclade.clustering import (
     Assignment,
     DescriptorSpace,
@@ -226,7 +239,9 @@ def latent_layer(module: nn.Module, inputs: Tensor) -> nn.Module:
         for name, layer in module.named_modules()
         if isinstance(layer, nn.Linear | _ConvNd) and not name.endswith(("lora_A", "lora_B"))
     ]
-    handles = [layer.register_forward_pre_hook(lambda layer, _: called.append(layer)) for layer in kinds]
+    handles = [
+        layer.register_forward_pre_hook(lambda layer, _: called.append(layer)) for layer in kinds
+    ]
     try:
         module(inputs)
     finally:
@@ -291,8 +306,8 @@ class FLUX(Algorithm[FLUXState]):
     Parameters
     ----------
     th_round
-        Clients are clustered as soon as some round has raised the accuracy by less; of another first metric, in its
-        unit.
+        Clients are clustered as soon as some round has raised the accuracy by less; of another
+        first metric, in its unit.
     earliest, latest
         After which round they are, at the earliest and at the latest.
     components
@@ -321,15 +336,25 @@ class FLUX(Algorithm[FLUXState]):
     directions: int | None = None
 
     def __post_init__(self) -> None:
-        count, known = self.components, self.clusters
+        count = self.components
+        known = self.clusters
         require(
             ("algorithm.earliest", self.earliest, self.earliest >= 1, "at least 1"),
-            ("algorithm.latest", self.latest, self.latest >= self.earliest, f"at least earliest, {self.earliest}"),
+            (
+                "algorithm.latest",
+                self.latest,
+                self.latest >= self.earliest,
+                f"at least earliest, {self.earliest}",
+            ),
             ("algorithm.components", count, count is None or count >= 1, "at least 1, or left out"),
             ("algorithm.eps_scaling", self.eps_scaling, self.eps_scaling > 0, "greater than 0"),
             ("algorithm.clusters", known, known is None or known >= 1, "at least 1, or left out"),
             (
-                *("algorithm.directions", self.directions, self.directions is None or self.directions >= 0),
+                *(
+                    "algorithm.directions",
+                    self.directions,
+                    self.directions is None or self.directions >= 0,
+                ),
                 "at least 0, or left out",
             ),
         )
@@ -374,7 +399,8 @@ class FLUX(Algorithm[FLUXState]):
         self, state: FLUXState, cohort: Sequence[int], clients: Clients, this_round: Round
     ) -> tuple[FLUXState, RoundLog]:
         """Cluster all clients, if it is time; then run one round of FedAvg in every cluster."""
-        before, events = state.tree, list[Event]()
+        before = state.tree
+        events = list[Event]()
         tree = before
         if len(tree.nodes) == 1:
             if self._is_time(state, this_round):
@@ -404,7 +430,8 @@ class FLUX(Algorithm[FLUXState]):
         if not (leaves := _clusters(tree)):
             return assign_to_root(ids)
         count = int(tree.nodes[0].criteria["components"])
-        model, seed = tree.nodes[0].params, self._draw(this_round)
+        model = tree.nodes[0].params
+        seed = self._draw(this_round)
         found = clients.ask(DescriptorQuery(ids, model, seed, count, per_label=False))
         members = {leaf.id: _descriptors(leaf, count) for leaf in leaves}
         space = DescriptorSpace.of(torch.cat([*members.values()]))
@@ -420,26 +447,36 @@ class FLUX(Algorithm[FLUXState]):
             return False
         return rounds >= self.latest or bool((np.diff(state.accuracies) < self.th_round).any())
 
-    def _accuracy(self, tree: ParameterTree, cohort: Sequence[int], clients: Clients) -> list[float]:
+    def _accuracy(
+        self, tree: ParameterTree, cohort: Sequence[int], clients: Clients
+    ) -> list[float]:
         """Return the mean accuracy of the model on clients' training data, weighted by examples; none of nobody."""
         found = clients.evaluate(cohort, tree.nodes[0].params[None], [0] * len(cohort), "train")
         has_score = ~found.merit.isnan()
-        merits, examples = found.merit[has_score], found.examples[has_score]
+        merits = found.merit[has_score]
+        examples = found.examples[has_score]
         return [float(merits @ examples.double() / examples.sum())] if len(merits) else []
 
-    def _clustered(self, tree: ParameterTree, clients: Clients, this_round: Round) -> tuple[ParameterTree, list[Event]]:
+    def _clustered(
+        self, tree: ParameterTree, clients: Clients, this_round: Round
+    ) -> tuple[ParameterTree, list[Event]]:
         """Cluster all clients that send a descriptor; with too few of them go on with one model."""
-        root, everybody = tree.nodes[0], sorted(clients.ids)
+        root = tree.nodes[0]
+        everybody = sorted(clients.ids)
         ids, rows = self._described(everybody, root, clients, this_round)
         ids, rows, odd = self._plausible(ids, rows, rows)
         needed = min(len(everybody), max(2, self.clusters or 0))
         if len(ids) < needed:
             return tree, [*odd, Postponed(0, len(ids), needed)]
         points = DescriptorSpace.of(rows).points(rows)
-        criteria, events = {"components": float(rows.shape[2])}, list[Event]()
+        criteria = {"components": float(rows.shape[2])}
+        events = list[Event]()
         if self.clusters is not None:
             labels = k_means(points, self.clusters, this_round.generator("descriptors"))
-            found = [[ids[i] for i in np.flatnonzero(labels == label)] for label in range(labels.max() + 1)]
+            found = [
+                [ids[i] for i in np.flatnonzero(labels == label)]
+                for label in range(labels.max() + 1)
+            ]
         elif len(ids) < 2:
             found = [ids]
         else:
@@ -450,8 +487,13 @@ class FLUX(Algorithm[FLUXState]):
             criteria["epsilon"] = epsilon
             events.append(event)
         row_of = {client: row.flatten() for client, row in zip(ids, rows, strict=True)}
-        groups = [Group(tuple(c), 0, root.params, torch.stack([row_of[i] for i in sorted(c)])) for c in found]
-        after = tree.regrouped(groups, params=root.params, round_number=this_round.number, criteria=criteria)
+        groups = [
+            Group(tuple(c), 0, root.params, torch.stack([row_of[i] for i in sorted(c)]))
+            for c in found
+        ]
+        after = tree.regrouped(
+            groups, params=root.params, round_number=this_round.number, criteria=criteria
+        )
         return after, [*odd, *(events or membership_events(tree, after))]
 
     def _placed(
@@ -468,23 +510,31 @@ class FLUX(Algorithm[FLUXState]):
         means = np.stack([space.points(each).mean(0) for each in members])
         for client, row in zip(ids, rows, strict=True):
             nearest = np.linalg.norm(means - space.points(row[None]), axis=1).argmin()
-            tree = tree.with_members(leaves[nearest].id, [client], row.flatten()[None].to(members[0]))
+            tree = tree.with_members(
+                leaves[nearest].id, [client], row.flatten()[None].to(members[0])
+            )
         return tree, odd
 
-    def _plausible(self, ids: Sequence[int], rows: Tensor, measure: Tensor) -> tuple[list[int], Tensor, list[Event]]:
+    def _plausible(
+        self, ids: Sequence[int], rows: Tensor, measure: Tensor
+    ) -> tuple[list[int], Tensor, list[Event]]:
         """Return clients and descriptors without those whose numbers are far larger than the measure's, and the event.
 
-        One descriptor of huge numbers would stretch the space of all, so that the others lie together.
+        One descriptor of huge numbers would stretch the space of all, so that the others lie
+        together.
         """
         sizes = rows.flatten(1).abs().amax(dim=1)
         usual = float(measure.flatten(1).abs().amax(dim=1).median())
-        is_far = (sizes > FAR * usual).tolist() if len(measure) > 2 and usual else [False] * len(ids)
+        is_far = (
+            (sizes > FAR * usual).tolist() if len(measure) > 2 and usual else [False] * len(ids)
+        )
         if not any(is_far):
             return list(ids), rows, []
         kept = [place for place, far in enumerate(is_far) if not far]
         why = {
             client: (
-                f"a descriptor of numbers up to {size:.3g}, more than {FAR:g} times the median client's, {usual:.3g}"
+                f"a descriptor of numbers up to {size:.3g}, more than {FAR:g} times the median "
+                f"client's, {usual:.3g}"
             )
             for client, size, far in zip(ids, sizes.tolist(), is_far, strict=True)
             if far
@@ -530,7 +580,8 @@ def without_labels(
     """
     if len(tree.nodes) == 1:
         return assign_to_root(ids)
-    model, there = tree.nodes[0].model, set(members.ids)
+    model = tree.nodes[0].model
+    there = set(members.ids)
     rows: dict[int, Tensor] = {}
     for leaf in tree.leaves:
         clients = [client for client in leaf.members if client in there]
@@ -541,7 +592,10 @@ def without_labels(
         if came.any():
             rows[leaf.id] = found[came]
     if not rows:
-        raise UpdateError("no member of the run describes its data, so no newcomer can be assigned; assign by labels")
+        raise UpdateError(
+            "no member of the run describes its data, so no newcomer can be assigned; assign by "
+            "labels"
+        )
     found = newcomers.ask(DescriptorQuery(ids, model, seed, per_label=False))
     space = DescriptorSpace.of(torch.cat([*rows.values()]))
     return assign_to_nearest_descriptor(tree, require_descriptors(ids, found), rows, space)

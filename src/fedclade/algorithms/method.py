@@ -12,7 +12,8 @@ from fedclade.core import require, summary_of
 Family = Literal["updates", "models", "data", "given", "personal"]
 """What a method finds clusters by: ``updates``, ``models`` or losses, or ``data``.
 
-The others find none: clusters are ``given``, or there is one; or models, or parts of them, are ``personal``.
+The others find none: clusters are ``given``, or there is one; or models, or parts of them, are
+``personal``.
 """
 
 
@@ -60,8 +61,8 @@ class Paper:
 class Method:
     """The record of a method, from which every list of methods is made.
 
-    The methods of fedclade have theirs in :data:`METHODS`. A package names its record in an entry point
-    ``fedclade.algorithms``, under the method's name.
+    The methods of fedclade have theirs in :data:`METHODS`. A package names its record in an entry
+    point ``fedclade.algorithms``, under the method's name.
 
     Parameters
     ----------
@@ -74,7 +75,8 @@ class Method:
     papers
         Those that describe it. A single one is named in :attr:`summary`.
     citations
-        What ``fedclade cite`` prints: BibTeX entries, or keys of fedclade's own, such as ``fedclade``.
+        What ``fedclade cite`` prints: BibTeX entries, or keys of fedclade's own, such as
+        ``fedclade``.
     family
         What it finds clusters by, if documentation groups methods by that.
     options
@@ -82,7 +84,8 @@ class Method:
     clusters_as
         Hyper-parameter that a scenario sets to the number of clusters that it has; empty if none.
     scenarios
-        Shipped scenarios with this method: folders of ``configs``, or files of them without their ending.
+        Shipped scenarios with this method: folders of ``configs``, or files of them without their
+        ending.
     config
         Name of a shipped config with this method; empty if there is none.
     page
@@ -91,7 +94,8 @@ class Method:
     Raises
     ------
     ConfigError
-        If papers, citations or scenarios are no tuples. The class is checked where the method is looked up.
+        If papers, citations or scenarios are no tuples. The class is checked where the method is
+        looked up.
     """
 
     name: str
@@ -108,9 +112,24 @@ class Method:
 
     def __post_init__(self) -> None:
         require(
-            ("papers of a Method", self.papers, _is_tuple_of(Paper, self.papers), "a tuple of Paper"),
-            ("citations of a Method", self.citations, _is_tuple_of(str, self.citations), "a tuple of texts"),
-            ("scenarios of a Method", self.scenarios, _is_tuple_of(str, self.scenarios), "a tuple of names"),
+            (
+                "papers of a Method",
+                self.papers,
+                _is_tuple_of(Paper, self.papers),
+                "a tuple of Paper",
+            ),
+            (
+                "citations of a Method",
+                self.citations,
+                _is_tuple_of(str, self.citations),
+                "a tuple of texts",
+            ),
+            (
+                "scenarios of a Method",
+                self.scenarios,
+                _is_tuple_of(str, self.scenarios),
+                "a tuple of names",
+            ),
         )
 
     @classmethod

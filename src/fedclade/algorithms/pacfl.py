@@ -1,37 +1,46 @@
 """PACFL: Vahidian, Morafah, Wang, Kungurtsev, Chen, Shah, Lin 2023 (arXiv:2209.10526), Algorithm 1.
 
-Before training, every client sends the first p left singular vectors of its data. The server compares clients by the
-angles between these vectors, clusters the clients once by hierarchical clustering with a threshold, which also settles
-how many clusters there are, and trains each cluster by FedAvg. The vectors show what the data looks like: the first
-vector of a label is close to the mean of the client's inputs with that label.
+Before training, every client sends the first p left singular vectors of its data. The server
+compares clients by the angles between these vectors, clusters the clients once by hierarchical
+clustering with a threshold, which also settles how many clusters there are, and trains each cluster
+by FedAvg. The vectors show what the data looks like: the first vector of a label is close to the
+mean of the client's inputs with that label.
 
-Paper and official code measure different distances, and neither can see how labels are named. ``distance`` chooses:
+Paper and official code measure different distances, and neither can see how labels are named.
+``distance`` chooses:
 
-- ``"paper"``, the default: one matrix of all data of a client, and the smallest principal angle Θ₁ of the two
-  subspaces, or (``angle = "same_place"``) the trace of arccos(UᵀV), the angles between vectors of the same place.
-- ``"code"``: the official code (``main_pacfl.py``, ``hierarchical_clustering.py``) decomposes the data of each label by
-  itself, puts all vectors of a client side by side, and takes the smallest angle between any vector of one client and
-  any vector of the other, whatever their labels. The vectors of different labels are not orthogonal, so this is no
-  principal angle. For its mixture of data sets (MIX-4) the official code decomposes all data of a client instead.
-- ``"per_label"``, a variant of ours, neither in the paper nor in the code: principal angles between the data of the
-  same label, averaged over the labels that at least one of two clients has. A label that only one of them has counts
-  as 90°. It is the only one of the three that finds clients whose labels are permuted.
+- ``"paper"``, the default: one matrix of all data of a client, and the smallest principal angle Θ₁
+  of the two subspaces, or (``angle = "same_place"``) the trace of arccos(UᵀV), the angles between
+  vectors of the same place.
+- ``"code"``: the official code (``main_pacfl.py``, ``hierarchical_clustering.py``) decomposes the
+  data of each label by itself, puts all vectors of a client side by side, and takes the smallest
+  angle between any vector of one client and any vector of the other, whatever their labels. The
+  vectors of different labels are not orthogonal, so this is no principal angle. For its mixture of
+  data sets (MIX-4) the official code decomposes all data of a client instead.
+- ``"per_label"``, a variant of ours, neither in the paper nor in the code: principal angles between
+  the data of the same label, averaged over the labels that at least one of two clients has. A label
+  that only one of them has counts as 90°. It is the only one of the three that finds clients whose
+  labels are permuted.
 
 Where paper and official code leave a choice, this file makes it:
 
-- Angles lie in [0°, 90°], since the sign of a singular vector means nothing and depends on the linear-algebra library.
-  The official code keeps the sign. The trace is divided by the number of vectors, so that a threshold means the same
-  whatever p is. A vector of the same place that one of two clients lacks counts as 90°.
-- Linkage is by the mean over pairs; the "average" of the official code gives the two clusters that merge equal weight.
-- Clients that do not send their vectors wait in no cluster; when they do, they join the cluster of the smallest mean
-  angle.
-- The paper and the code tune the threshold by hand for each data set and distance: 4.9° in the script for two labels
-  of CIFAR-10, 42° for MIX-4, 3.5° if none is given. None of these suits another distance or data set, so there is no
-  default in degrees. Without a threshold, clusters are cut at the largest gap between merges, or not at all:
-  :func:`~fedclade.clustering.count_clusters_by_gap`, which looks at the merges alone, whatever the distance.
-- Before, up to a share ``set_apart`` of the clients that are far from all others become clusters of their own, of which
-  the paper knows nothing: one client that sends random vectors would make the largest gap, and so join all others
-  (:func:`~fedclade.clustering.find_far_groups`).
+- Angles lie in [0°, 90°], since the sign of a singular vector means nothing and depends on the
+  linear-algebra library. The official code keeps the sign. The trace is divided by the number of
+  vectors, so that a threshold means the same whatever p is. A vector of the same place that one of
+  two clients lacks counts as 90°.
+- Linkage is by the mean over pairs; the "average" of the official code gives the two clusters that
+  merge equal weight.
+- Clients that do not send their vectors wait in no cluster; when they do, they join the cluster of
+  the smallest mean angle.
+- The paper and the code tune the threshold by hand for each data set and distance: 4.9° in the
+  script for two labels of CIFAR-10, 42° for MIX-4, 3.5° if none is given. None of these suits
+  another distance or data set, so there is no default in degrees. Without a threshold, clusters are
+  cut at the largest gap between merges, or not at all:
+  :func:`~fedclade.clustering.count_clusters_by_gap`, which looks at the merges alone, whatever the
+  distance.
+- Before, up to a share ``set_apart`` of the clients that are far from all others become clusters of
+  their own, of which the paper knows nothing: one client that sends random vectors would make the
+  largest gap, and so join all others (:func:`~fedclade.clustering.find_far_groups`).
 """
 
 from __future__ import annotations
@@ -192,23 +201,27 @@ class PACFL(Algorithm[State]):
     Parameters
     ----------
     vectors
-        p, the number of singular vectors of each matrix; 3 in the official script, 5 by default there.
+        p, the number of singular vectors of each matrix; 3 in the official script, 5 by default
+        there.
     distance
-        ``"paper"``: the principal angle between the data of two clients. ``"code"``, as in the authors' code: the
-        smallest angle between any two vectors of the labels' data. ``"per_label"``, a variant of fedclade: the
-        principal angle between the data of the same label, averaged over labels.
+        ``"paper"``: the principal angle between the data of two clients. ``"code"``, as in the
+        authors' code: the smallest angle between any two vectors of the labels' data.
+        ``"per_label"``, a variant of fedclade: the principal angle between the data of the same
+        label, averaged over labels.
     angle
-        The principal angle: the ``smallest``, Θ₁, or the mean of the angles between vectors of the ``same_place``, the
-        paper's trace. With ``distance = "code"`` it is the smallest.
+        The principal angle: the ``smallest``, Θ₁, or the mean of the angles between vectors of the
+        ``same_place``, the paper's trace. With ``distance = "code"`` it is the smallest.
     threshold
-        β: clusters merge up to this angle, in degrees. It depends on the data and on ``distance``. ``"auto"``, as when
-        it is left out: at the largest gap between merges, or one cluster if no gap is wide enough.
+        β: clusters merge up to this angle, in degrees. It depends on the data and on ``distance``.
+        ``"auto"``, as when it is left out: at the largest gap between merges, or one cluster if no
+        gap is wide enough.
     n_clusters
         Merge until so many are left, instead of up to a threshold.
     set_apart
-        Up to this share of the clients, rounded down, that are far from all others are set apart before the others are
-        clustered: each group of them is a cluster of its own, and an event names it. By default 0.2 where the threshold
-        is automatic, and 0 where ``threshold`` or ``n_clusters`` is given, as in the paper.
+        Up to this share of the clients, rounded down, that are far from all others are set apart
+        before the others are clustered: each group of them is a cluster of its own, and an event
+        names it. By default 0.2 where the threshold is automatic, and 0 where ``threshold`` or
+        ``n_clusters`` is given, as in the paper.
     """
 
     asks_for = "subspaces of their data"
@@ -227,7 +240,12 @@ class PACFL(Algorithm[State]):
         suits_distance = self.distance != "code" or self.angle == "smallest"
         require(
             ("algorithm.vectors", self.vectors, self.vectors >= 1, "at least 1"),
-            ("algorithm.distance", self.distance, is_known_distance, "'paper', 'code' or 'per_label'"),
+            (
+                "algorithm.distance",
+                self.distance,
+                is_known_distance,
+                "'paper', 'code' or 'per_label'",
+            ),
             ("algorithm.angle", self.angle, is_known_angle, "'smallest' or 'same_place'"),
             ("algorithm.angle", self.angle, suits_distance, "'smallest' where distance is 'code'"),
             *cut_rules(self.threshold, self.n_clusters, largest=90),
@@ -267,9 +285,12 @@ class PACFL(Algorithm[State]):
         """Put all clients in one cluster; they are asked for their vectors in the first round."""
         return State(ParameterTree.root_only(clients.ids, params))
 
-    def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:
+    def step(
+        self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round
+    ) -> tuple[State, RoundLog]:
         """Cluster all clients, if that is still to be done; then run one round of FedAvg in every cluster."""
-        tree, events = state.tree, list[Event]()
+        tree = state.tree
+        events = list[Event]()
         if len(tree.nodes) == 1:
             tree, events = self._clustered(tree, clients)
         elif back := [client for client in cohort if client in tree.stragglers.get(0, ())]:
@@ -279,9 +300,12 @@ class PACFL(Algorithm[State]):
         parts = train_clusters(State(tree), cohort, clients, this_round) if cohort else []
         return State(move_clusters(tree, parts)), log_of(parts, events)
 
-    def _clustered(self, tree: ParameterTree, clients: Clients) -> tuple[ParameterTree, list[Event]]:
+    def _clustered(
+        self, tree: ParameterTree, clients: Clients
+    ) -> tuple[ParameterTree, list[Event]]:
         """Cluster all clients that send their vectors; with too few of them go on with one model."""
-        everybody, needed = sorted(clients.ids), self.n_clusters or 1
+        everybody = sorted(clients.ids)
+        needed = self.n_clusters or 1
         ids, vectors = self._vectors_of(everybody, clients)
         if len(ids) < needed:
             return tree, [Postponed(0, len(ids), needed)]
@@ -289,9 +313,13 @@ class PACFL(Algorithm[State]):
         far = find_far_groups(apart, self._most_apart(len(ids)))
         alone = {place for group in far for place in group.places}
         rest = [place for place in range(len(ids)) if place not in alone]
-        merges = agglomerate(scipy.spatial.distance.squareform(apart[np.ix_(rest, rest)], checks=False), "average")
+        merges = agglomerate(
+            scipy.spatial.distance.squareform(apart[np.ix_(rest, rest)], checks=False), "average"
+        )
         near = [ids[place] for place in rest]
-        clusters, _, event = merged(near, merges, "angle", "average", self.threshold, self.n_clusters)
+        clusters, _, event = merged(
+            near, merges, "angle", "average", self.threshold, self.n_clusters
+        )
         told: list[Event] = []
         for group in far:
             members = [ids[place] for place in group.places]
@@ -323,13 +351,23 @@ class PACFL(Algorithm[State]):
         apart = torch.from_numpy(self._distances(torch.cat([old, new])))[len(known) :, : len(known)]
         leaf_of = torch.tensor([tree.leaf_of[client] for client in known])
         leaves = leaf_of.unique().tolist()
-        nearest = torch.stack([apart[:, leaf_of == leaf].mean(dim=1) for leaf in leaves]).argmin(dim=0).tolist()
-        placed = tree.reassigned({client: leaves[k] for client, k in zip(late, nearest, strict=True)})
+        nearest = (
+            torch.stack([apart[:, leaf_of == leaf].mean(dim=1) for leaf in leaves])
+            .argmin(dim=0)
+            .tolist()
+        )
+        placed = tree.reassigned(
+            {client: leaves[k] for client, k in zip(late, nearest, strict=True)}
+        )
         return placed, membership_events(tree, placed)
 
     def _distances(self, vectors: Tensor) -> NDArray[np.float64]:
         """Return the distance between every two clients in degrees, ``[n, n]``, from their vectors ``[n, L, d, p]``."""
-        return compute_nearest_angles(vectors) if self.distance == "code" else compute_angles(vectors, self.angle)
+        return (
+            compute_nearest_angles(vectors)
+            if self.distance == "code"
+            else compute_angles(vectors, self.angle)
+        )
 
     def _vectors_of(self, ids: Sequence[int], clients: Clients) -> tuple[list[int], Tensor]:
         """Return the clients that send their vectors, and these, ``[m, L, d, p]``."""

@@ -1,19 +1,22 @@
 """Per-FedAvg: Fallah, Mokhtari, Ozdaglar 2020 (arXiv:2002.07948), Algorithm 1.
 
-The global model w is to do well after one step of each client: min Σ_i f_i(w − α∇f_i(w)). So a client's step is
-w ← w − β (I − α∇²f_i(w; D″)) ∇f_i(w − α∇f_i(w; D); D′), with three independent batches. The variant FO leaves the
-Hessian out; HF has its product with a gradient by differences of gradients, at w ± δ∇f_i (section 5).
+The global model w is to do well after one step of each client: min Σ_i f_i(w − α∇f_i(w)). So a
+client's step is w ← w − β (I − α∇²f_i(w; D″)) ∇f_i(w − α∇f_i(w; D); D′), with three independent
+batches. The variant FO leaves the Hessian out; HF has its product with a gradient by differences of
+gradients, at w ± δ∇f_i (section 5).
 
 Where paper and others leave a choice, this file makes it:
 
-- β is the step size of local training, and the τ local steps are its steps: D′ are its batches, D and D″ are drawn from
-  orders of their own. So α = 0 is FedAvg.
-- Clients are served with w after ``adapt_steps`` steps of size α on batches of their training data. They take these
-  anew in every round that is evaluated, as in :mod:`~fedclade.algorithms.finetune`, in the cohort or not; so does a
-  newcomer, who has w before, during a run or after it. With α = 0 all are served with w.
-- The algorithm has no default of α, nor HF of δ: 0.005 and 0.001 are those of later code that has this method (that of
-  pFedMe, and FL-bench).
-- The mean is weighted by |D_i| as in FedAvg; the algorithm's is not. With equal sizes it is the same.
+- β is the step size of local training, and the τ local steps are its steps: D′ are its batches, D
+  and D″ are drawn from orders of their own. So α = 0 is FedAvg.
+- Clients are served with w after ``adapt_steps`` steps of size α on batches of their training data.
+  They take these anew in every round that is evaluated, as in :mod:`~fedclade.algorithms.finetune`,
+  in the cohort or not; so does a newcomer, who has w before, during a run or after it. With α = 0
+  all are served with w.
+- The algorithm has no default of α, nor HF of δ: 0.005 and 0.001 are those of later code that has
+  this method (that of pFedMe, and FL-bench).
+- The mean is weighted by |D_i| as in FedAvg; the algorithm's is not. With equal sizes it is the
+  same.
 - A round's loss is that of w before the steps, on D.
 """
 
@@ -43,7 +46,8 @@ class PerFedAvg(Ruled):
     delta
         δ of HF.
     adapt_steps
-        How many of these steps a client takes before it is served with the model; the paper has one, or a few.
+        How many of these steps a client takes before it is served with the model; the paper has
+        one, or a few.
     """
 
     variant: Literal["FO", "HF"] = "FO"
@@ -73,5 +77,11 @@ class PerFedAvg(Ruled):
 
     def tunes(self, spec: LocalTraining) -> LocalTraining | None:
         """Return the client's own steps, of size α; None where that is 0."""
-        own = {"epochs": None, "steps": self.adapt_steps, "lr": self.alpha, "lr_decay": 1.0, "momentum": 0.0}
+        own = {
+            "epochs": None,
+            "steps": self.adapt_steps,
+            "lr": self.alpha,
+            "lr_decay": 1.0,
+            "momentum": 0.0,
+        }
         return replace(spec, **own) if self.alpha else None

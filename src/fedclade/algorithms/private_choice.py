@@ -1,20 +1,26 @@
 """Private choice: clusters that no single update is shown for; fedclade's own.
 
-All that is asked of clients is sums over all of them, which may carry noise, and one choice of each, which may be a
-randomized response. With ``privacy.model = "central"`` they do; without, the same questions have exact answers.
+All that is asked of clients is sums over all of them, which may carry noise, and one choice of
+each, which may be a randomized response. With ``privacy.model = "central"`` they do; without, the
+same questions have exact answers.
 
-1. For some rounds all clients train one model, so that updates differ by what the clusters disagree in.
-2. In the next round they train from it once more, and keep the update. Its sketch to R numbers, of length 1, is u.
-   The sum of u uᵀ shows the k directions in which clients lie (k clusters span no more).
-3. Within these, the sphere is parted into cells around random points. Sums of each cell give how many clients lie in
-   it, and their mean direction; weighted k-means over these finds k centres, as a coreset (Har-Peled and Mazumdar 2004)
-   stands for all points. The best of many starts costs no privacy, since it looks at the sums alone.
-4. Each client takes the centre nearest to its own direction, without any noise, and reports which: that is its cluster.
-   So centres are as good as a mean over hundreds, and a choice is wrong by chance alone, with a probability of
-   (k − 1)/(e^ε + k − 1). One noisy direction of each client would do worse at the same ε (``docs/privacy-results.md``).
+1. For some rounds all clients train one model, so that updates differ by what the clusters disagree
+   in.
+2. In the next round they train from it once more, and keep the update. Its sketch to R numbers, of
+   length 1, is u. The sum of u uᵀ shows the k directions in which clients lie (k clusters span no
+   more).
+3. Within these, the sphere is parted into cells around random points. Sums of each cell give how
+   many clients lie in it, and their mean direction; weighted k-means over these finds k centres, as
+   a coreset (Har-Peled and Mazumdar 2004) stands for all points. The best of many starts costs no
+   privacy, since it looks at the sums alone.
+4. Each client takes the centre nearest to its own direction, without any noise, and reports which:
+   that is its cluster. So centres are as good as a mean over hundreds, and a choice is wrong by
+   chance alone, with a probability of (k − 1)/(e^ε + k − 1). One noisy direction of each client
+   would do worse at the same ε (``docs/privacy-results.md``).
 5. Every cluster goes on by itself from the joint model.
 
-Clients that report no choice wait at the root, in no cluster, as newcomers do: nothing more is asked of them.
+Clients that report no choice wait at the root, in no cluster, as newcomers do: nothing more is
+asked of them.
 """
 
 from __future__ import annotations
@@ -68,7 +74,8 @@ class PrivateChoice(Algorithm[PrivateChoiceState]):
     rounds_before
         Rounds of federated learning before clients choose.
     sketch
-        R, how many numbers an update is sketched to. More keep clients apart better, and noise has more room in them.
+        R, how many numbers an update is sketched to. More keep clients apart better, and noise has
+        more room in them.
     cells
         B, how many cells.
     """
@@ -104,9 +111,9 @@ class PrivateChoice(Algorithm[PrivateChoiceState]):
             needed = 8 * numbers * (clients + 5)
             if needed > memory:
                 raise ConfigError(
-                    f"algorithm.{name} = {getattr(self, name)} needs {needed / 1e9:.1f} GB for the replies of "
-                    f"{clients} clients, and a round may take {memory / 1e9:.1f} GB; set a smaller algorithm.{name}, "
-                    "or more memory"
+                    f"algorithm.{name} = {getattr(self, name)} needs {needed / 1e9:.1f} GB for the "
+                    f"replies of {clients} clients, and a round may take {memory / 1e9:.1f} GB; "
+                    f"set a smaller algorithm.{name}, or more memory"
                 )
 
     @property
@@ -127,10 +134,14 @@ class PrivateChoice(Algorithm[PrivateChoiceState]):
         """Put all clients in one cluster."""
         return PrivateChoiceState(ParameterTree.root_only(clients.ids, params))
 
-    def sample_cohort(self, state: PrivateChoiceState, fraction: float, draw: np.random.Generator) -> tuple[int, ...]:
+    def sample_cohort(
+        self, state: PrivateChoiceState, fraction: float, draw: np.random.Generator
+    ) -> tuple[int, ...]:
         """Sample from every cluster; those that wait in none train no model."""
         inside = {client for leaf in state.tree.leaves for client in leaf.members}
-        return tuple(client for client in super().sample_cohort(state, fraction, draw) if client in inside)
+        return tuple(
+            client for client in super().sample_cohort(state, fraction, draw) if client in inside
+        )
 
     def step(
         self, state: PrivateChoiceState, cohort: Sequence[int], clients: Clients, this_round: Round
@@ -139,25 +150,36 @@ class PrivateChoice(Algorithm[PrivateChoiceState]):
         if this_round.number <= self.rounds_before or state.chosen:
             parts = train_clusters(state, cohort, clients, this_round)
             return replace(state, tree=move_clusters(state.tree, parts)), log_of(parts)
-        root, seed, k = state.tree.nodes[0], this_round.seed, self.clusters
+        root = state.tree.nodes[0]
+        seed = this_round.seed
+        k = self.clusters
         here = replace(this_round, require_all=True)
 
         def asked(question: Question) -> Updates:
-            models, rows = root.params[None], [0] * len(clients.ids)
-            return clients.ask(UpdateQuery(clients.ids, "train", models, rows, here, question=question))
+            models = root.params[None]
+            rows = [0] * len(clients.ids)
+            return clients.ask(
+                UpdateQuery(clients.ids, "train", models, rows, here, question=question)
+            )
 
         found = asked(Moments(seed, self.sketch))
         if found.sums is None or len(found.ids) < k:
-            return state, RoundLog({}, {}, events=(Postponed(0, len(found.ids), k),), phase="cluster")
+            return state, RoundLog(
+                {}, {}, events=(Postponed(0, len(found.ids), k),), phase="cluster"
+            )
         basis = find_directions(found.sums.groups[0], self.sketch, k)
         points = draw_cell_points(self.cells, k, rng.generator(seed, "cells", here.number))
         cells = asked(Cells(seed, self.sketch, basis, points)).sums
         if cells is None:
             return state, RoundLog({}, {}, events=(Postponed(0, 0, k),), phase="cluster")
-        centres = find_cell_centres(cells.groups[0], self.cells, k, cells.noise, here.generator("centres"))
+        centres = find_cell_centres(
+            cells.groups[0], self.cells, k, cells.noise, here.generator("centres")
+        )
         told = asked(Choice(seed, self.sketch, basis, centres))
         tree, event = _chosen(state.tree, told, k, here.number)
-        return PrivateChoiceState(tree, chosen=True), RoundLog({}, {}, events=(event,), phase="cluster")
+        return PrivateChoiceState(tree, chosen=True), RoundLog(
+            {}, {}, events=(event,), phase="cluster"
+        )
 
     def join(
         self, state: PrivateChoiceState, ids: Sequence[int], clients: Clients, this_round: Round
@@ -166,7 +188,9 @@ class PrivateChoice(Algorithm[PrivateChoiceState]):
         return replace(state, tree=state.tree.with_newcomers(ids)), [Joined(0, tuple(ids))]
 
 
-def _chosen(tree: ParameterTree, told: Updates, k: int, number: int) -> tuple[ParameterTree, ClusterSplit]:
+def _chosen(
+    tree: ParameterTree, told: Updates, k: int, number: int
+) -> tuple[ParameterTree, ClusterSplit]:
     """Return the tree with a leaf for each cluster, the largest first, all with the joint model."""
     assert told.components is not None  # as it was asked for
     clusters: list[list[int]] = [[] for _ in range(k)]
@@ -176,7 +200,10 @@ def _chosen(tree: ParameterTree, told: Updates, k: int, number: int) -> tuple[Pa
     inside = {client for cluster in clusters for client in cluster}
     root = tree.nodes[0]
     star = ParameterTree.star(clusters, root.params, [c for c in root.members if c not in inside])
-    nodes = [replace(star.nodes[0], split_in=number), *(replace(leaf, born=number) for leaf in star.nodes[1:])]
+    nodes = [
+        replace(star.nodes[0], split_in=number),
+        *(replace(leaf, born=number) for leaf in star.nodes[1:]),
+    ]
     children = tuple(leaf.id for leaf in star.leaves)
     event = ClusterSplit(0, clusters=tuple(tuple(each) for each in clusters), children=children)
     return ParameterTree(tuple(nodes)), event

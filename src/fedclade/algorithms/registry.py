@@ -11,7 +11,16 @@ from fedclade.algorithms.apfl import APFL
 from fedclade.algorithms.base import Algorithm
 from fedclade.algorithms.cfl import CFL
 from fedclade.algorithms.ditto import Ditto
-from fedclade.algorithms.fedavg import FedAvg, FedBN, FedPer, FedRep, FineTune, LGFedAvg, Local, Oracle
+from fedclade.algorithms.fedavg import (
+    FedAvg,
+    FedBN,
+    FedPer,
+    FedRep,
+    FineTune,
+    LGFedAvg,
+    Local,
+    Oracle,
+)
 from fedclade.algorithms.fedbuff import FedBuff
 from fedclade.algorithms.feddrift import FedDrift
 from fedclade.algorithms.fedem import FedEM, FedRC
@@ -30,7 +39,16 @@ from fedclade.algorithms.private_choice import PrivateChoice
 from fedclade.algorithms.rcfl import ReplicatedCFL
 from fedclade.algorithms.scaffold import Scaffold
 from fedclade.algorithms.stocfl import StoCFL
-from fedclade.core import ConfigError, FedcladeError, check_arguments, installed, known_arguments, name_of, named, shown
+from fedclade.core import (
+    ConfigError,
+    FedcladeError,
+    check_arguments,
+    installed,
+    known_arguments,
+    name_of,
+    named,
+    shown,
+)
 
 
 def _record(name: str, algorithm: type[Algorithm], description: str, **details: Any) -> Method:
@@ -64,7 +82,9 @@ METHODS: tuple[Method, ...] = (
         family="given",
     ),
     _record("local", Local, "no federation: every client on its own", family="personal"),
-    _record("oracle", Oracle, "FedAvg within the true clusters, the best to hope for", family="given"),
+    _record(
+        "oracle", Oracle, "FedAvg within the true clusters, the best to hope for", family="given"
+    ),
     _record(
         "cfl",
         CFL,
@@ -73,8 +93,8 @@ METHODS: tuple[Method, ...] = (
             Paper(
                 ("Sattler", "Müller", "Samek"),
                 2019,
-                "Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization Under Privacy "
-                "Constraints",
+                "Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization "
+                "Under Privacy Constraints",
             ),
         ),
         citations=("sattler2021cfl",),
@@ -96,7 +116,8 @@ METHODS: tuple[Method, ...] = (
             Paper(
                 ("Briggs", "Fan", "Andras"),
                 2020,
-                "Federated Learning with Hierarchical Clustering of Local Updates to Improve Training on Non-IID Data",
+                "Federated Learning with Hierarchical Clustering of Local Updates to Improve "
+                "Training on Non-IID Data",
             ),
         ),
         citations=("briggs2020flhc",),
@@ -111,7 +132,8 @@ METHODS: tuple[Method, ...] = (
             Paper(
                 ("Duan", "Liu", "Ji", "Liu", "Liang", "Chen", "Tan"),
                 2020,
-                "FedGroup: Efficient Clustered Federated Learning via Decomposed Data-Driven Measure",
+                "FedGroup: Efficient Clustered Federated Learning via Decomposed Data-Driven "
+                "Measure",
             ),
         ),
         citations=("duan2020fedgroup",),
@@ -156,7 +178,11 @@ METHODS: tuple[Method, ...] = (
         FeSEM,
         "k centres, every client goes to the nearest in parameter space",
         papers=(
-            Paper(("Xie", "Long", "Shen", "Zhou", "Wang", "Jiang", "Zhang"), 2020, "Multi-Center Federated Learning"),
+            Paper(
+                ("Xie", "Long", "Shen", "Zhou", "Wang", "Jiang", "Zhang"),
+                2020,
+                "Multi-Center Federated Learning",
+            ),
         ),
         citations=("xie2020fesem",),
         family="models",
@@ -168,7 +194,9 @@ METHODS: tuple[Method, ...] = (
         "models of each client between k centres, by whose examples they fit",
         papers=(
             Paper(
-                ("Ruan", "Joe-Wong"), 2022, "FedSoft: Soft Clustered Federated Learning with Proximal Local Updating"
+                ("Ruan", "Joe-Wong"),
+                2022,
+                "FedSoft: Soft Clustered Federated Learning with Proximal Local Updating",
             ),
         ),
         citations=("ruan2022fedsoft",),
@@ -213,7 +241,8 @@ METHODS: tuple[Method, ...] = (
             Paper(
                 ("Guo", "Tang", "Lin"),
                 2024,
-                "FedRC: Tackling Diverse Distribution Shifts Challenge in Federated Learning by Robust Clustering",
+                "FedRC: Tackling Diverse Distribution Shifts Challenge in Federated Learning by "
+                "Robust Clustering",
             ),
         ),
         citations=("guo2024fedrc",),
@@ -227,8 +256,8 @@ METHODS: tuple[Method, ...] = (
             Paper(
                 ("Vahidian", "Morafah", "Wang", "Kungurtsev", "Chen", "Shah", "Lin"),
                 2023,
-                "Efficient Distribution Similarity Identification in Clustered Federated Learning via Principal "
-                "Angles between Client Data Subspaces",
+                "Efficient Distribution Similarity Identification in Clustered Federated "
+                "Learning via Principal Angles between Client Data Subspaces",
             ),
         ),
         citations=("vahidian2023pacfl",),
@@ -243,7 +272,8 @@ METHODS: tuple[Method, ...] = (
             Paper(
                 ("Fenoglio", "Li", "Barbiero", "Lane", "Langheinrich", "Gjoreski"),
                 2025,
-                "FLUX: Efficient Descriptor-Driven Clustered Federated Learning under Arbitrary Distribution Shifts",
+                "FLUX: Efficient Descriptor-Driven Clustered Federated Learning under Arbitrary "
+                "Distribution Shifts",
             ),
         ),
         citations=("fenoglio2025flux",),
@@ -261,7 +291,13 @@ METHODS: tuple[Method, ...] = (
         "stocfl",
         StoCFL,
         "clusters united by how an anchor model moves on their data",
-        papers=(Paper(("Zeng", "Hu", "Liu", "Yu", "Wang", "Xu"), 2023, "Stochastic Clustered Federated Learning"),),
+        papers=(
+            Paper(
+                ("Zeng", "Hu", "Liu", "Yu", "Wang", "Xu"),
+                2023,
+                "Stochastic Clustered Federated Learning",
+            ),
+        ),
         citations=("zeng2023stocfl",),
         family="updates",
     ),
@@ -283,7 +319,9 @@ METHODS: tuple[Method, ...] = (
         "apfl",
         APFL,
         "each client's model is a mixture of the global one and one of its own",
-        papers=(Paper(("Deng", "Kamani", "Mahdavi"), 2020, "Adaptive Personalized Federated Learning"),),
+        papers=(
+            Paper(("Deng", "Kamani", "Mahdavi"), 2020, "Adaptive Personalized Federated Learning"),
+        ),
         citations=("deng2020apfl",),
         family="personal",
     ),
@@ -291,7 +329,13 @@ METHODS: tuple[Method, ...] = (
         "pfedme",
         PFedMe,
         "personal models near a global one, which moves towards them",
-        papers=(Paper(("Dinh", "Tran", "Nguyen"), 2020, "Personalized Federated Learning with Moreau Envelopes"),),
+        papers=(
+            Paper(
+                ("Dinh", "Tran", "Nguyen"),
+                2020,
+                "Personalized Federated Learning with Moreau Envelopes",
+            ),
+        ),
         citations=("dinh2020pfedme",),
         family="personal",
     ),
@@ -303,7 +347,8 @@ METHODS: tuple[Method, ...] = (
             Paper(
                 ("Fallah", "Mokhtari", "Ozdaglar"),
                 2020,
-                "Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning Approach",
+                "Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic "
+                "Meta-Learning Approach",
             ),
         ),
         citations=("fallah2020perfedavg",),
@@ -322,7 +367,8 @@ METHODS: tuple[Method, ...] = (
         ),
         citations=("karimireddy2020scaffold",),
         family="given",
-        scenarios=("arena/cifar10", "suite"),  # arena/mnist trains with momentum, which it cannot correct
+        # arena/mnist trains with momentum, which it cannot correct
+        scenarios=("arena/cifar10", "suite"),
     ),
     _record(
         "fedper",
@@ -362,7 +408,8 @@ METHODS: tuple[Method, ...] = (
             Paper(
                 ("Liang", "Liu", "Ziyin", "Allen", "Auerbach", "Brent", "Salakhutdinov", "Morency"),
                 2020,
-                "Think Locally, Act Globally: Federated Learning with Local and Global Representations",
+                "Think Locally, Act Globally: Federated Learning with Local and Global "
+                "Representations",
             ),
         ),
         citations=("liang2020lgfedavg",),
@@ -410,7 +457,8 @@ METHODS: tuple[Method, ...] = (
 )
 """The records of fedclade's own methods, in the order of ``fedclade ls``.
 
-A new method needs its file and a record here; ``docs/method_lists.py`` writes every list that is a text.
+A new method needs its file and a record here; ``docs/method_lists.py`` writes every list that is a
+text.
 """
 
 ALGORITHMS: Mapping[str, Method] = {method.name: method for method in METHODS}
@@ -437,7 +485,9 @@ def method_named(name: object) -> Method:
         return Method.of_class(str(name), algorithm)
     if name in installed("algorithms") and found.name != name:
         fix = "give the record and its entry point the same name"
-        raise ConfigError(f"algorithm {shown(name)} has a record with the name {shown(found.name)}; {fix}")
+        raise ConfigError(
+            f"algorithm {shown(name)} has a record with the name {shown(found.name)}; {fix}"
+        )
     return found
 
 
@@ -450,7 +500,8 @@ def method_of_run(name: str) -> Method | None:
         return None
     try:
         return method_named(name)
-    except ConfigError:  # of a package that is broken, without which the run can be read all the same
+    except ConfigError:
+        # of a package that is broken, without which the run can be read all the same
         return None
 
 
@@ -468,11 +519,19 @@ def algorithm_class(name: object) -> type[Algorithm]:
 def _check_class(name: object, found: Any) -> type[Algorithm]:
     """Check that a name stands for the class of an algorithm, and return the class."""
     if not (isclass(found) and issubclass(found, Algorithm)):
-        raise ConfigError(f"algorithm {shown(name)} should be a subclass of fedclade.Algorithm, got {shown(found)}")
+        raise ConfigError(
+            f"algorithm {shown(name)} should be a subclass of fedclade.Algorithm, got "
+            f"{shown(found)}"
+        )
     if lacks := sorted(found.__abstractmethods__):
-        raise ConfigError(f"algorithm {shown(name)} should define {', '.join(lacks)}, as fedclade.Algorithm says")
+        raise ConfigError(
+            f"algorithm {shown(name)} should define {', '.join(lacks)}, as fedclade.Algorithm says"
+        )
     if not is_dataclass(found):
-        raise ConfigError(f"algorithm {shown(name)} should be a dataclass: put @dataclass(frozen=True) above the class")
+        raise ConfigError(
+            f"algorithm {shown(name)} should be a dataclass: put @dataclass(frozen=True) above the "
+            "class"
+        )
     return found
 
 
@@ -483,13 +542,17 @@ def _class_of(found: Any) -> Any:
 
 def options_of(algorithm: Algorithm) -> dict[str, Any]:
     """Return an algorithm's hyper-parameters, with which :func:`build_algorithm` builds it again."""
-    given = [each.name for each in fields(algorithm) if each.init] if is_dataclass(algorithm) else []
+    given = (
+        [each.name for each in fields(algorithm) if each.init] if is_dataclass(algorithm) else []
+    )
     return {name: getattr(algorithm, name) for name in given if name not in TRUTH}
 
 
 def describe(algorithm: Algorithm) -> dict[str, Any]:
     """Return an algorithm's name and hyper-parameters, as a config has them; objects by a text that describes them."""
-    options = {name: getattr(value, "described", value) for name, value in options_of(algorithm).items()}
+    options = {
+        name: getattr(value, "described", value) for name, value in options_of(algorithm).items()
+    }
     return {"name": name_of("algorithms", type(algorithm), ALGORITHMS, _class_of), **options}
 
 
@@ -504,8 +567,8 @@ def build_algorithm(
     Parameters
     ----------
     name
-        One of :data:`ALGORITHMS` or of an installed package's entry points ``fedclade.algorithms``, or
-        ``module:Class``.
+        One of :data:`ALGORITHMS` or of an installed package's entry points ``fedclade.algorithms``,
+        or ``module:Class``.
     options
         Its hyper-parameters; what is left out keeps its default.
     true_clusters, later
@@ -514,14 +577,19 @@ def build_algorithm(
     Raises
     ------
     ConfigError
-        If the name or an option is unknown, an option is missing, a value is out of range, or the truth that the oracle
-        needs is not known.
+        If the name or an option is unknown, an option is missing, a value is out of range, or the
+        truth that the oracle needs is not known.
     """
-    kind, owner = algorithm_class(name), f"algorithm {name!r}"
+    kind = algorithm_class(name)
+    owner = f"algorithm {name!r}"
     given = check_arguments(owner, kind, options or {}, TRUTH, positional=True)
     known = known_arguments(kind, TRUTH, positional=True)
-    if missing := [option for option, p in known.items() if p.default is p.empty and option not in given]:
-        raise ConfigError("\n".join(f"{option} of {owner} is not set, and has no default" for option in missing))
+    if missing := [
+        option for option, p in known.items() if p.default is p.empty and option not in given
+    ]:
+        raise ConfigError(
+            "\n".join(f"{option} of {owner} is not set, and has no default" for option in missing)
+        )
     if kind is Oracle:
         if true_clusters is None:
             fix = "set data.shift, or with data of your own give Oracle(true_clusters) in Python"
@@ -532,4 +600,6 @@ def build_algorithm(
     except FedcladeError:
         raise
     except Exception as error:  # of a user's own, which may check its options in its own way
-        raise ConfigError(f"{owner} cannot be built with {given}: {type(error).__name__}: {error}") from error
+        raise ConfigError(
+            f"{owner} cannot be built with {given}: {type(error).__name__}: {error}"
+        ) from error

@@ -119,7 +119,13 @@ class SplitCriterion(ABC):
         return state
 
     def train(
-        self, state: CFLState, cohort: Sequence[int], clients: Clients, this_round: Round, *, weighted: bool
+        self,
+        state: CFLState,
+        cohort: Sequence[int],
+        clients: Clients,
+        this_round: Round,
+        *,
+        weighted: bool,
     ) -> Sequence[ClusterUpdate]:
         """Train all clusters (lines 5 to 13); by default each client of the cohort on all its data.
 
@@ -144,7 +150,9 @@ class SplitCriterion(ABC):
         return train_clusters(state, cohort, clients, this_round, weighted=weighted)
 
     @abstractmethod
-    def examine(self, cluster: ClusterUpdate, state: CFLState, clients: Clients, this_round: Round) -> ExaminedCluster:
+    def examine(
+        self, cluster: ClusterUpdate, state: CFLState, clients: Clients, this_round: Round
+    ) -> ExaminedCluster:
         """Decide whether a cluster is split, and into which two groups (lines 14 to 18).
 
         Parameters
@@ -165,5 +173,7 @@ class SplitCriterion(ABC):
         kind = type(self)
         settings = ""
         if is_dataclass(self):
-            settings = ", ".join(f"{each.name}={getattr(self, each.name)!r}" for each in fields(self))
+            settings = ", ".join(
+                f"{each.name}={getattr(self, each.name)!r}" for each in fields(self)
+            )
         return f"{kind.__module__}:{kind.__qualname__}({settings})"

@@ -1,7 +1,7 @@
 """What lies between the server and clients: privacy, permutation, sketches, encodings, faults, lies, traffic, retries.
 
-Each is a function ``(query, ask) -> reply``; ``compose.py`` has the list of them, for clients and for the server. Runs
-and the network import it; algorithms do not know of it.
+Each is a function ``(query, ask) -> reply``; ``compose.py`` has the list of them, for clients and
+for the server. Runs and the network import it; algorithms do not know of it.
 """
 
 from fedclade.channel.accounting import (
@@ -16,7 +16,14 @@ from fedclade.channel.accounting import (
 from fedclade.channel.adversary import Adversary
 from fedclade.channel.central import Answering, CentralPrivacy, NoisySums
 from fedclade.channel.compose import arrived, client_side, received, server_side
-from fedclade.channel.encoding import ENCODINGS, ErrorFeedback, check_encoding, decode, encode, encoded_bytes
+from fedclade.channel.encoding import (
+    ENCODINGS,
+    ErrorFeedback,
+    check_encoding,
+    decode,
+    encode,
+    encoded_bytes,
+)
 from fedclade.channel.example_privacy import (
     ExamplePrivacy,
     Mechanism,

@@ -1,6 +1,7 @@
 """What releases of different kinds cost a client together, in ε at δ, by dp-accounting's own composition.
 
-Neighbours are two federations of which one client's data are replaced: ``REPLACE_ONE``. Every ε is at client level.
+Neighbours are two federations of which one client's data are replaced: ``REPLACE_ONE``. Every ε is
+at client level.
 """
 
 from __future__ import annotations
@@ -33,16 +34,19 @@ SENSITIVITY = 2.0
 def epsilon_of(releases: Mapping[float, int], delta: float) -> float:
     """Return the ε that some releases of one client cost together, at a δ.
 
-    A release is an update clipped to norm C, plus Gaussian noise of standard deviation z·C. What is protected is all
-    the data of the client: with any other data its clipped update would lie at most 2C away. So a release is a Gaussian
-    mechanism of multiplier z/2, or 2/z-GDP, and n_z releases each are together, however the server chose its queries by
-    earlier answers, one Gaussian mechanism of multiplier 1/√(Σ n_z (2/z)²), exactly (Dong, Roth, Su 2019,
-    arXiv:1905.02383, Corollary 3.3). Its ε is that of Balle and Wang 2018 (arXiv:1805.06530, Theorem 8).
+    A release is an update clipped to norm C, plus Gaussian noise of standard deviation z·C. What is
+    protected is all the data of the client: with any other data its clipped update would lie at
+    most 2C away. So a release is a Gaussian mechanism of multiplier z/2, or 2/z-GDP, and n_z
+    releases each are together, however the server chose its queries by earlier answers, one
+    Gaussian mechanism of multiplier 1/√(Σ n_z (2/z)²), exactly (Dong, Roth, Su 2019,
+    arXiv:1905.02383, Corollary 3.3). Its ε is that of Balle and Wang 2018 (arXiv:1805.06530,
+    Theorem 8).
 
     Parameters
     ----------
     releases
-        How many n_z there were with each noise multiplier z: without one ε is 0, with a z of 0 infinite.
+        How many n_z there were with each noise multiplier z: without one ε is 0, with a z of 0
+        infinite.
     delta
         δ, in (0, 1).
 
@@ -60,7 +64,11 @@ def epsilon_of(releases: Mapping[float, int], delta: float) -> float:
     precision = sum(n * (SENSITIVITY / z) * (SENSITIVITY / z) for z, n in releases.items())
     if math.isinf(precision):
         return math.inf
-    return float(accounting.get_epsilon_gaussian(1 / math.sqrt(precision), delta)) if precision else 0.0
+    return (
+        float(accounting.get_epsilon_gaussian(1 / math.sqrt(precision), delta))
+        if precision
+        else 0.0
+    )
 
 
 def multiplier_for(epsilon: float, releases: int, delta: float) -> float:
@@ -69,7 +77,9 @@ def multiplier_for(epsilon: float, releases: int, delta: float) -> float:
     It is 0 for an infinite ε. Raises as :func:`epsilon_of`.
     """
     require(("delta", delta, 0 < delta < 1, "greater than 0 and less than 1"))
-    accounting = import_extra("dp_accounting", "dp-accounting", "privacy", "finding the noise for an ε")
+    accounting = import_extra(
+        "dp_accounting", "dp-accounting", "privacy", "finding the noise for an ε"
+    )
     if math.isinf(epsilon):
         return 0.0
     return SENSITIVITY * math.sqrt(releases) * float(accounting.get_sigma_gaussian(epsilon, delta))
@@ -109,7 +119,8 @@ class Entry:
     releases: int
 
     def __post_init__(self) -> None:
-        z, n = self.noise_multiplier, self.releases
+        z = self.noise_multiplier
+        n = self.releases
         if not (z >= 0 and math.isfinite(z) and isinstance(n, int) and n > 0):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValueError(f"{n!r} releases with noise multiplier {z!r}")
 
@@ -118,13 +129,14 @@ class Entry:
 class Ledger:
     """One client's releases, over all the clusters and runs that it passed through, as a JSON file.
 
-    A release is booked before it leaves, and the file is replaced whole. So a crash may count a release that did not
-    take place, and never misses one. One process at a time may write it. A file that is not there is a client that has
-    released nothing: nobody can tell it from one that was deleted, so keep it where identity and keys are kept.
-    Beyond the budget nothing is released.
+    A release is booked before it leaves, and the file is replaced whole. So a crash may count a
+    release that did not take place, and never misses one. One process at a time may write it. A
+    file that is not there is a client that has released nothing: nobody can tell it from one that
+    was deleted, so keep it where identity and keys are kept. Beyond the budget nothing is released.
 
-    ``steps`` is the file of the client's earlier DP-SGD steps, if it may have taken some: these bound what is learned
-    of one example, and not of all its data together, so with a single one of them the client-level ε is infinite.
+    ``steps`` is the file of the client's earlier DP-SGD steps, if it may have taken some: these
+    bound what is learned of one example, and not of all its data together, so with a single one of
+    them the client-level ε is infinite.
     """
 
     path: Path
@@ -178,24 +190,31 @@ def read_entries(path: Path, kind: type[E]) -> tuple[E, ...]:
         return ()
     except (ValueError, TypeError, KeyError) as error:
         raise PrivacyError(
-            f"the privacy ledger {path} is damaged, so what this client has spent is not known and no update leaves "
-            f"it; restore the file from a backup ({type(error).__name__}: {error})"
+            f"the privacy ledger {path} is damaged, so what this client has spent is not known and "
+            f"no update leaves it; restore the file from a backup ({type(error).__name__}: {error})"
         ) from error
 
 
 def write_entries(path: Path, entries: Iterable[Any], **told: str) -> None:
     """Replace a ledger by these entries, and what is told of them, as a whole; raises an OSError if that fails."""
-    text = json.dumps({"format": FORMAT, **told, "entries": [asdict(entry) for entry in entries]}, indent=1)
+    text = json.dumps(
+        {"format": FORMAT, **told, "entries": [asdict(entry) for entry in entries]}, indent=1
+    )
     appear(path, lambda beside: beside.write_text(text), private=True)
 
 
 def check_budget(budget: Budget | None, spent: Callable[[float], float]) -> None:
     """Raise a PrivacyError if a client would have spent more than its budget, given what that is in ε at a δ."""
-    if budget is None or budget.epsilon == math.inf or (epsilon := spent(budget.delta)) <= budget.epsilon:
+    if (
+        budget is None
+        or budget.epsilon == math.inf
+        or (epsilon := spent(budget.delta)) <= budget.epsilon
+    ):
         return
     raise PrivacyError(
-        f"with this update the client would have spent ε = {epsilon:.4g} at δ = {budget.delta:g}, more than "
-        f"its budget of {budget.epsilon:g}; it sends no more updates unless its owner raises the budget"
+        f"with this update the client would have spent ε = {epsilon:.4g} at δ = {budget.delta:g}, "
+        f"more than its budget of {budget.epsilon:g}; it sends no more updates unless its owner "
+        "raises the budget"
     )
 
 
@@ -217,7 +236,8 @@ class Release:
     Parameters
     ----------
     noise_multiplier
-        Standard deviation of the noise, over half the distance that replacing one client can move the sum by.
+        Standard deviation of the noise, over half the distance that replacing one client can move
+        the sum by.
     sampling
         The probability, independently for each client (Poisson sampling).
     epsilon, options
@@ -233,7 +253,9 @@ class Release:
         """Return dp-accounting's event; without ``sampled`` who was is known, so that it hides nobody."""
         accounting = _accounting()
         if self.options is not None:
-            return accounting.RandomizedResponseDpEvent(share_at_random(self.epsilon, self.options), self.options)
+            return accounting.RandomizedResponseDpEvent(
+                share_at_random(self.epsilon, self.options), self.options
+            )
         gaussian = accounting.GaussianDpEvent(self.noise_multiplier)
         if not sampled or self.sampling in (None, 1.0):
             return gaussian
@@ -243,8 +265,9 @@ class Release:
 def share_at_random(epsilon: float | None, options: int) -> float:
     """Return the share of clients that answer at random: of k-ary randomized response, k / (e^ε + k − 1).
 
-    All others tell the truth, so the likelihood of an answer under any two truths differs by a factor e^ε at most
-    (Kairouz, Bonawitz, Ramage 2016, arXiv:1602.07387). Without an ε all tell the truth.
+    All others tell the truth, so the likelihood of an answer under any two truths differs by a
+    factor e^ε at most (Kairouz, Bonawitz, Ramage 2016, arXiv:1602.07387). Without an ε all tell the
+    truth.
     """
     return 0.0 if epsilon is None else options / (math.exp(epsilon) + options - 1)
 
@@ -252,7 +275,8 @@ def share_at_random(epsilon: float | None, options: int) -> float:
 def composed_epsilon(releases: Iterable[Release], delta: float, *, sampled: bool) -> float:
     """Return the ε of all releases at δ: towards those who know which clients were ``sampled``, or do not.
 
-    Privacy loss distributions are composed, rounded up. Gaussian releases without sampling are joined to one first.
+    Privacy loss distributions are composed, rounded up. Gaussian releases without sampling are
+    joined to one first.
 
     Raises
     ------
@@ -266,19 +290,32 @@ def composed_epsilon(releases: Iterable[Release], delta: float, *, sampled: bool
     counted = Counter(releases)
     if not counted:
         return 0.0
-    if any(r.noise_multiplier == 0 or (r.options is not None and r.epsilon is None) for r in counted):
+    if any(
+        r.noise_multiplier == 0 or (r.options is not None and r.epsilon is None) for r in counted
+    ):
         return math.inf
-    plain = {r: n for r, n in counted.items() if r.options is None and (not sampled or r.sampling in (None, 1.0))}
+    plain = {
+        r: n
+        for r, n in counted.items()
+        if r.options is None and (not sampled or r.sampling in (None, 1.0))
+    }
     events = [
         accounting.SelfComposedDpEvent(r.event(sampled=sampled), n)
         for r, n in counted.items()
         if r.options is None and r not in plain
     ]
     # Each by itself: dp-accounting 0.6 counts a response that is composed with itself once.
-    events += [r.event(sampled=sampled) for r, n in counted.items() if r.options is not None for _ in range(n)]
+    events += [
+        r.event(sampled=sampled)
+        for r, n in counted.items()
+        if r.options is not None
+        for _ in range(n)
+    ]
     smallest = min((r.noise_multiplier or 1.0 for r in counted), default=1.0)
     if plain:
-        smallest = min(smallest, sum(n / (r.noise_multiplier or 1.0) ** 2 for r, n in plain.items()) ** -0.5)
+        smallest = min(
+            smallest, sum(n / (r.noise_multiplier or 1.0) ** 2 for r, n in plain.items()) ** -0.5
+        )
         joint = sum(n / (r.noise_multiplier or 1.0) ** 2 for r, n in plain.items()) ** -0.5
         if not events:
             return float(accounting.get_epsilon_gaussian(joint / 2, delta))

@@ -1,7 +1,7 @@
 """Which clients of a simulation lie, and how: the settings of adversaries.
 
-Sources: Blades' ``adversaries/`` and ByzFL's ``attacks.py``, whose defaults these are but where :data:`KINDS` says
-otherwise; formulas are in ``attacks.py``.
+Sources: Blades' ``adversaries/`` and ByzFL's ``attacks.py``, whose defaults these are but where
+:data:`KINDS` says otherwise; formulas are in ``attacks.py``.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from fedclade.core import ConfigError, checked, require, row_norms, unknown
 def alie_z(n: int, f: int) -> float:
     """Return z = Φ⁻¹((n − f − s) / (n − f)) with s = ⌊n/2 + 1⌋ − f, of n clients of which f are adversaries.
 
-    s is how many honest clients must prefer the lie to the mean. Where adversaries have the majority by themselves one
-    is taken, since z would have no bound; with fewer than two honest clients nothing deviates, and z is 0.
+    s is how many honest clients must prefer the lie to the mean. Where adversaries have the
+    majority by themselves one is taken, since z would have no bound; with fewer than two honest
+    clients nothing deviates, and z is 0.
     """
     if n - f < 2:
         return 0.0
@@ -56,20 +57,24 @@ def ipm(updates: Tensor, epsilon: float) -> Tensor:
 DIRECTIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "std": lambda updates: -deviation(updates),
     "sign": lambda updates: -updates.mean(0).sign(),
-    "unit": lambda updates: -torch.nn.functional.normalize(updates.mean(0), dim=0, eps=0.0).nan_to_num(),
+    "unit": lambda updates: (
+        -torch.nn.functional.normalize(updates.mean(0), dim=0, eps=0.0).nan_to_num()
+    ),
 }
 """The ways in which min-max and min-sum leave the mean: −σ, −sign(μ) and −μ/‖μ‖."""
 
 
 def min_max(updates: Tensor, direction: str) -> Tensor:
     """Return μ + γd with the largest γ whose distance from every update is at most that of the two furthest."""
-    mean, d = updates.mean(0), DIRECTIONS[direction](updates)
+    mean = updates.mean(0)
+    d = DIRECTIONS[direction](updates)
     a = mean - updates
     along, squared = _along(a, d)
     most = max(float(row_norms(updates, row).max()) for row in updates)
     if squared == 0:
         return mean
-    # ‖aᵢ + γd‖² = T² for the largest γ; the mean lies within T of every update, so the root is real.
+    # ‖aᵢ + γd‖² = T² for the largest γ; the mean lies within T of every update, so the root is
+    # real.
     inside = (along**2 + squared * (most**2 - row_norms(a) ** 2)).clamp(min=0)
     return mean + float(((inside.sqrt() - along) / squared).min()) * d
 
@@ -79,7 +84,8 @@ def min_sum(updates: Tensor, direction: str) -> Tensor:
 
     Since Σ(μ − gᵢ) = 0, Σ‖μ + γd − gᵢ‖² = Σ‖μ − gᵢ‖² + hγ²‖d‖².
     """
-    mean, d = updates.mean(0), DIRECTIONS[direction](updates)
+    mean = updates.mean(0)
+    d = DIRECTIONS[direction](updates)
     squared = float(row_norms(d[None])[0] ** 2)
     most = max(float((row_norms(updates, row) ** 2).sum()) for row in updates)
     room = max(0.0, most - float((row_norms(updates, mean) ** 2).sum()))
@@ -143,41 +149,48 @@ class Adversary:
     Parameters
     ----------
     kind
-        ``label_flip``, ``sign_flip``, ``scaled``, ``gaussian``, ``alie``, ``ipm``, ``minmax``, ``minsum``,
-        ``backdoor``, ``false_size``, ``copy`` or ``sybil``. May be left out where there are ``lies``: updates are
-        honest then.
+        ``label_flip``, ``sign_flip``, ``scaled``, ``gaussian``, ``alie``, ``ipm``, ``minmax``,
+        ``minsum``, ``backdoor``, ``false_size``, ``copy`` or ``sybil``. May be left out where there
+        are ``lies``: updates are honest then.
     lies
-        False statements besides updates, any of :data:`LIES`: ``losses``, ``scores``, ``subspaces``, ``descriptors``,
-        ``shifts``, ``statistics`` and ``signatures``. A method that does not request a statement is not affected.
+        False statements besides updates, any of :data:`LIES`: ``losses``, ``scores``,
+        ``subspaces``, ``descriptors``, ``shifts``, ``statistics`` and ``signatures``. A method that
+        does not request a statement is not affected.
     share
-        Of all clients, how many are adversaries: drawn by the seed, and at least one unless it is 0.
+        Of all clients, how many are adversaries: drawn by the seed, and at least one unless it is
+        0.
     cluster
         They are drawn from the members of this true cluster alone, and ``share`` is of these.
     from_round
         Until this round they behave; sybils are not there before.
     sleeper
-        Besides, an adversary behaves as long as its cluster has all clients: until the model that it is sent is no
-        longer everyone's.
+        Besides, an adversary behaves as long as its cluster has all clients: until the model that
+        it is sent is no longer everyone's.
     evasive
-        Besides, an adversary answers truthfully where updates of parts of its data are compared, as in a check of
-        ``rcfl``, and lies in all that only goes into models. Other methods compare every update, or none.
+        Besides, an adversary answers truthfully where updates of parts of its data are compared, as
+        in a check of ``rcfl``, and lies in all that only goes into models. Other methods compare
+        every update, or none.
     size
-        How many training examples it claims to have; the truth, if left out, and of ``false_size`` 10⁹.
+        How many training examples it claims to have; the truth, if left out, and of ``false_size``
+        10⁹.
     factor
-        What an update is multiplied by: 10 of ``scaled``. Of ``backdoor`` γ, by default the number of clients over that
-        of adversaries, so that the mean becomes the adversary's model. Of ``sybil`` the length, in those of its honest
-        update: 1.
+        What an update is multiplied by: 10 of ``scaled``. Of ``backdoor`` γ, by default the number
+        of clients over that of adversaries, so that the mean becomes the adversary's model. Of
+        ``sybil`` the length, in those of its honest update: 1.
     mean, std
-        Of each parameter of what ``gaussian`` sends, 0.1 and 0.1. ``copy`` puts noise of ``std`` on its copy: 0.
+        Of each parameter of what ``gaussian`` sends, 0.1 and 0.1. ``copy`` puts noise of ``std`` on
+        its copy: 0.
     z
-        Of ``alie``; by default the largest with which enough honest clients lie further from the mean.
+        Of ``alie``; by default the largest with which enough honest clients lie further from the
+        mean.
     epsilon
         ε of ``ipm``: 2.
     direction
         In which ``minmax`` and ``minsum`` leave the mean: ``std``, ``sign`` or ``unit``.
     knows
-        Whose updates ``alie``, ``ipm``, ``minmax`` and ``minsum`` start from: those of the ``honest`` clients that were
-        sent the same model, or those that the adversaries among them would send, their ``own``.
+        Whose updates ``alie``, ``ipm``, ``minmax`` and ``minsum`` start from: those of the
+        ``honest`` clients that were sent the same model, or those that the adversaries among them
+        would send, their ``own``.
     target
         The label that a ``backdoor`` leads to: 0.
     patch
@@ -188,7 +201,8 @@ class Adversary:
     Raises
     ------
     ConfigError
-        If the kind is unknown, an option is not one of the kind's, or a value is out of range; one line for each.
+        If the kind is unknown, an option is not one of the kind's, or a value is out of range; one
+        line for each.
     """
 
     kind: str = ""
@@ -221,7 +235,9 @@ class Adversary:
                 raise ConfigError(unknown("adversary.lies:", lie, LIES))
         takes = KINDS.get(self.kind, {})
         given = {name: getattr(self, name) for name in OPTIONS if getattr(self, name) is not None}
-        takes_what = f"left out of kind {self.kind!r}, which takes {', '.join(takes) or 'no options'}"
+        takes_what = (
+            f"left out of kind {self.kind!r}, which takes {', '.join(takes) or 'no options'}"
+        )
         size = self.size
         false_update = "signatures" not in self.lies or self.kind in CHANGING
         beside_rule = f"one of {', '.join(CHANGING)} with lies = 'signatures', which stand beside a false update"
@@ -230,7 +246,10 @@ class Adversary:
             ("adversary.share", self.share, 0 <= self.share <= 1, "in [0, 1]"),
             ("adversary.from_round", self.from_round, self.from_round >= 1, "at least 1"),
             ("adversary.size", size, size is None or 1 <= size <= LARGEST_SIZE, "from 1 to 2**53"),
-            *((f"adversary.{name}", value, name in takes, takes_what) for name, value in given.items()),
+            *(
+                (f"adversary.{name}", value, name in takes, takes_what)
+                for name, value in given.items()
+            ),
             *((f"adversary.{name}", value, *_RULES[name](value)) for name, value in given.items()),
         )
 
@@ -293,7 +312,13 @@ def _not_negative(value: float) -> tuple[bool, str]:
 
 
 _RULES: Mapping[str, Any] = {
-    **{"factor": _finite, "mean": _finite, "std": _not_negative, "z": _finite, "epsilon": _not_negative},
+    **{
+        "factor": _finite,
+        "mean": _finite,
+        "std": _not_negative,
+        "z": _finite,
+        "epsilon": _not_negative,
+    },
     "direction": lambda value: (value in ("std", "sign", "unit"), "'std', 'sign' or 'unit'"),
     "knows": lambda value: (value in ("honest", "own"), "'honest' or 'own'"),
     "target": lambda value: (value >= 0, "at least 0"),

@@ -1,13 +1,15 @@
 """Central differential privacy: no single update is seen, only sums over the clients of a model, with noise on them.
 
-A client clips its update to length C and adds it to a sum, in which all count alike. An aggregator that does not show
-single updates (secure aggregation, or somebody trusted; here, the simulation) puts Gaussian noise of standard deviation
-z·C on every number of the sum before the server has it. With other data the client's clipped update would lie at most
-2C away, and so would the sum. In any round a client is in one sum only, whose members follow from what was released
-before, so the release of all clusters' sums is one Gaussian mechanism of multiplier z/2.
+A client clips its update to length C and adds it to a sum, in which all count alike. An aggregator
+that does not show single updates (secure aggregation, or somebody trusted; here, the simulation)
+puts Gaussian noise of standard deviation z·C on every number of the sum before the server has it.
+With other data the client's clipped update would lie at most 2C away, and so would the sum. In any
+round a client is in one sum only, whose members follow from what was released before, so the
+release of all clusters' sums is one Gaussian mechanism of multiplier z/2.
 
-Clients are compared by questions (:mod:`fedclade.core.private_questions`): sums of vectors that are at most √2 apart
-get noise of z'/√2, which again is multiplier z'/2; and choices among k go to the server by randomized response.
+Clients are compared by questions (:mod:`fedclade.core.private_questions`): sums of vectors that are
+at most √2 apart get noise of z'/√2, which again is multiplier z'/2; and choices among k go to the
+server by randomized response.
 """
 
 from __future__ import annotations
@@ -74,8 +76,11 @@ class CentralPrivacy:
     delta: float = 1e-5
 
     def __post_init__(self) -> None:
-        signature, epsilon = self.signature_noise, self.signature_epsilon
-        DifferentialPrivacy(clip_norm=self.clip_norm, noise_multiplier=self.noise_multiplier, delta=self.delta)
+        signature = self.signature_noise
+        epsilon = self.signature_epsilon
+        DifferentialPrivacy(
+            clip_norm=self.clip_norm, noise_multiplier=self.noise_multiplier, delta=self.delta
+        )
         holds = epsilon is None or 0 < epsilon < LARGEST_EPSILON
         require(
             (
@@ -83,7 +88,12 @@ class CentralPrivacy:
                 signature is None or 0 <= signature < math.inf,
                 "at least 0 and finite, or left out for noise_multiplier",
             ),
-            ("privacy.signature_epsilon", epsilon, holds, f"greater than 0 and less than {LARGEST_EPSILON}"),
+            (
+                "privacy.signature_epsilon",
+                epsilon,
+                holds,
+                f"greater than 0 and less than {LARGEST_EPSILON}",
+            ),
         )
 
     @classmethod
@@ -93,17 +103,24 @@ class CentralPrivacy:
         Raises
         ------
         ConfigError
-            If a value is out of range, the model is unknown, or a setting is one of another model's.
+            If a value is out of range, the model is unknown, or a setting is one of another
+            model's.
         """
         model = section.get("model", "local")
         require(("privacy.model", model, model in ("local", "central"), "'local' or 'central'"))
-        given = {name: section[name] for name in (each.name for each in fields(cls)) if section.get(name) is not None}
+        given = {
+            name: section[name]
+            for name in (each.name for each in fields(cls))
+            if section.get(name) is not None
+        }
         if model == "local":
             for_sums = [name for name in ("signature_noise", "signature_epsilon") if name in given]
             rule = 'left out without model = "central"'
             require(*((f"privacy.{name}", given[name], False, rule) for name in for_sums))
             return None
-        clip, permute, level = section.get("clip_norm"), section.get("permute", False), section.get("level", "client")
+        clip = section.get("clip_norm")
+        permute = section.get("permute", False)
+        level = section.get("level", "client")
         where = 'where privacy.model = "central"'
         require(
             ("privacy.clip_norm", clip, clip is not None, f"set {where}"),
@@ -125,14 +142,19 @@ class CentralPrivacy:
     def spent(self, releases: list[Release]) -> dict[str, Any]:
         """Return what a run's summary says, ε None being no bound: towards the server, and towards all others.
 
-        The server knows which clients are sampled. Whoever gets the models does not, if the server keeps it to itself.
+        The server knows which clients are sampled. Whoever gets the models does not, if the server
+        keeps it to itself.
         """
         server = composed_epsilon(releases, self.delta, sampled=False)
         public = composed_epsilon(releases, self.delta, sampled=True)
         return {
             "epsilon": server if math.isfinite(server) else None,
             "epsilon_public": public if math.isfinite(public) else None,
-            **{"model": "central", "level": "client", "towards": "the server, which gets sums and choices alone"},
+            **{
+                "model": "central",
+                "level": "client",
+                "towards": "the server, which gets sums and choices alone",
+            },
             **asdict(self),
             "releases": len(releases),
         }
@@ -145,21 +167,28 @@ LARGEST_EPSILON = 100
 class NoisySums(Middleware):
     """At the aggregator: puts noise on sums, and lets nothing else of updates pass.
 
-    Sums of updates are divided by how many clients were expected where they are sampled, not by how many there are.
-    Without ``sampling``, the share that is drawn, releases count as if all clients were in them.
+    Sums of updates are divided by how many clients were expected where they are sampled, not by how
+    many there are. Without ``sampling``, the share that is drawn, releases count as if all clients
+    were in them.
     """
 
     def __init__(self, privacy: CentralPrivacy | None = None, sampling: float | None = 1.0) -> None:
-        self._privacy, self._sampling = privacy, sampling
+        self._privacy = privacy
+        self._sampling = sampling
         self._events: list[PrivateRelease] = []
 
     def told(self) -> tuple[PrivateRelease, ...]:
         """Return what was released since the last time."""
-        events, self._events = tuple(self._events), []
+        events = tuple(self._events)
+        self._events = []
         return events
 
     def moved_by_noise(
-        self, tree: ParameterTree, expected: Mapping[int, float], released: Sequence[Event], this_round: Round
+        self,
+        tree: ParameterTree,
+        expected: Mapping[int, float],
+        released: Sequence[Event],
+        this_round: Round,
     ) -> tuple[ParameterTree, list[PrivateRelease]]:
         """Move the models of clusters of which nobody was drawn in a round of training, by the noise of their sums.
 
@@ -177,13 +206,19 @@ class NoisySums(Middleware):
         if (privacy := self._privacy) is None:
             return tree, []
         for node, number in expected.items():
-            draw = rng.generator(this_round.seed, "dp noise on sums of nobody", this_round.number, node)
+            draw = rng.generator(
+                this_round.seed, "dp noise on sums of nobody", this_round.number, node
+            )
             params = tree.nodes[node].params
             noise = torch.from_numpy(draw.standard_normal(len(params))).to(params)
             tree = tree.moved(node, noise * (privacy.multiplier(None) * privacy.clip_norm / number))
         if released or not expected:
             return tree, []
-        return tree, [PrivateRelease(0, "updates", noise_multiplier=privacy.multiplier(None), sampling=self._sampling)]
+        return tree, [
+            PrivateRelease(
+                0, "updates", noise_multiplier=privacy.multiplier(None), sampling=self._sampling
+            )
+        ]
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
         """Return sums with noise, or choices."""
@@ -191,39 +226,54 @@ class NoisySums(Middleware):
         updates = ask(query)
         if question is not None and question.sums:
             updates = _summed(updates)
-        if (privacy := self._privacy) is None or (query.kind == "train" and not query.round.sends_updates):
+        if (privacy := self._privacy) is None or (
+            query.kind == "train" and not query.round.sends_updates
+        ):
             return updates
         if query.is_secret:
             return updates
         if question is not None and not question.sums:
             self._events.append(
-                PrivateRelease(0, question.about, epsilon=privacy.signature_epsilon, options=question.options)
+                PrivateRelease(
+                    0, question.about, epsilon=privacy.signature_epsilon, options=question.options
+                )
             )
             return updates
         if updates.deltas is not None:
-            raise ConfigError('privacy.model = "central" gives the server sums alone; set stream = true')
+            raise ConfigError(
+                'privacy.model = "central" gives the server sums alone; set stream = true'
+            )
         multiplier = privacy.multiplier(question)
         about = "updates" if question is None else question.about
-        # A question goes to all clients; so does a round's training, if nobody says how many are expected.
+        # A question goes to all clients; so does a round's training, if nobody says how many are
+        # expected.
         sampling = self._sampling if question is None and query.round.expected is not None else None
-        self._events.append(PrivateRelease(0, about, noise_multiplier=multiplier, sampling=sampling))
+        self._events.append(
+            PrivateRelease(0, about, noise_multiplier=multiplier, sampling=sampling)
+        )
         norms = torch.full_like(updates.norms, math.nan)
         return replace(updates, sums=self._noised(updates, query, multiplier), norms=norms)
 
     def _noised(self, updates: Updates, query: UpdateQuery, multiplier: float) -> Sums:
         assert self._privacy is not None
         assert updates.sums is not None
-        question, this_round = query.question, query.round
+        question = query.question
+        this_round = query.round
         reach = self._privacy.clip_norm if question is None else SENSITIVITY / 2
         about = "updates" if question is None else question.about
         deviation = multiplier * reach
         sums = updates.sums.groups.double()
         key = this_round.number, this_round.query
-        draw = rng.generator(this_round.seed, f"dp noise on sums of {about} in {this_round.purpose}", *key)
+        draw = rng.generator(
+            this_round.seed, f"dp noise on sums of {about} in {this_round.purpose}", *key
+        )
         sums = sums + deviation * torch.from_numpy(draw.standard_normal(sums.shape)).to(sums)
         if question is None and this_round.expected is not None:
             for row in range(len(sums)):
-                ids = [updates.ids[place] for place in (updates.sums.group == row).nonzero().flatten().tolist()]
+                ids = [
+                    updates.ids[place]
+                    for place in (updates.sums.group == row).nonzero().flatten().tolist()
+                ]
                 if ids:
                     sums[row] *= len(ids) / this_round.expected[ids[0]]
         exact = updates.sums.groups.dtype if question is None else torch.float64
@@ -248,7 +298,8 @@ def _summed(updates: Updates) -> Updates:
 class Answering(Middleware):
     """At the client: clips what goes into a sum, counts each client once, and answers questions about updates.
 
-    Without privacy updates pass, and answers are exact. A client trains once for all questions of a round.
+    Without privacy updates pass, and answers are exact. A client trains once for all questions of a
+    round.
     """
 
     privacy: CentralPrivacy | None = None
@@ -272,12 +323,22 @@ class Answering(Middleware):
         deltas = torch.empty_like(updates.required_deltas)
         for row, update in zip(deltas, updates.required_deltas, strict=True):
             row.copy_(clipping.released(update, torch.zeros(1)))
-        return replace(updates, deltas=deltas, sizes=torch.ones_like(updates.sizes), losses=withheld)
+        return replace(
+            updates, deltas=deltas, sizes=torch.ones_like(updates.sizes), losses=withheld
+        )
 
     def _answered(self, query: UpdateQuery, question: Question, ask: Ask) -> Updates:
-        of = (query.round.seed, query.round.number, query.round.purpose, question.seed, question.dim)
+        of = (
+            query.round.seed,
+            query.round.number,
+            query.round.purpose,
+            question.seed,
+            question.dim,
+        )
         if of != self._of:
-            self._kept, self._of, self._choice = {}, of, None
+            self._kept = {}
+            self._of = of
+            self._choice = None
         missing = [client for client in query.ids if client not in self._kept]
         left_out: Mapping[int, str] = {}
         if missing:
@@ -287,8 +348,13 @@ class Answering(Middleware):
             left_out = made.left_out
         ids = tuple(client for client in query.ids if client in self._kept)
         R = question.dim
-        u = torch.stack([self._kept[c] for c in ids]) if ids else torch.zeros(0, R, dtype=torch.float64)
-        answers, ones = question.answered(u), torch.ones(len(ids), dtype=torch.float64)
+        u = (
+            torch.stack([self._kept[c] for c in ids])
+            if ids
+            else torch.zeros(0, R, dtype=torch.float64)
+        )
+        answers = question.answered(u)
+        ones = torch.ones(len(ids), dtype=torch.float64)
         choices = None
         if not question.sums:
             choices = self._reported(question, answers.cpu(), ids, query.round)
@@ -304,25 +370,35 @@ class Answering(Middleware):
             left_out=left_out,
         )
 
-    def _reported(self, question: Question, choices: Tensor, ids: tuple[int, ...], this_round: Round) -> Tensor:
+    def _reported(
+        self, question: Question, choices: Tensor, ids: tuple[int, ...], this_round: Round
+    ) -> Tensor:
         """Return choices by randomized response; to the same question asked again, the same: that is one release."""
         assert isinstance(question, Choice)
         if self._choice is None or not question.is_same(self._choice):
-            self._choice, self._told = question, {}
+            self._choice = question
+            self._told = {}
         new = [place for place, client in enumerate(ids) if client not in self._told]
         if new:
             some = tuple(ids[place] for place in new)
             self._told |= dict(
-                zip(some, self._responded(choices[new], some, question.options, this_round).tolist(), strict=True)
+                zip(
+                    some,
+                    self._responded(choices[new], some, question.options, this_round).tolist(),
+                    strict=True,
+                )
             )
         return torch.tensor([self._told[client] for client in ids], dtype=torch.int64)
 
-    def _responded(self, choices: Tensor, ids: tuple[int, ...], options: int, this_round: Round) -> Tensor:
+    def _responded(
+        self, choices: Tensor, ids: tuple[int, ...], options: int, this_round: Round
+    ) -> Tensor:
         """Return choices by randomized response: some clients', at random, are drawn from all options."""
         epsilon = None if self.privacy is None else self.privacy.signature_epsilon
         if epsilon is None or self.noise is None:
             return choices
-        share, told = share_at_random(epsilon, options), choices.clone()
+        share = share_at_random(epsilon, options)
+        told = choices.clone()
         for place, client in enumerate(ids):
             noise = self.noise(2, client, this_round, "choices")
             whether, which = scipy.special.ndtr(noise.numpy())

@@ -10,7 +10,14 @@ from fedclade.channel.middleware import Middleware
 from fedclade.channel.opposing import OpposingUpdates
 from fedclade.channel.privacy import Withholding
 from fedclade.channel.retry import Retrying
-from fedclade.channel.signature import Permutation, Permuting, Replicating, Sketch, Sketching, Unpacking
+from fedclade.channel.signature import (
+    Permutation,
+    Permuting,
+    Replicating,
+    Sketch,
+    Sketching,
+    Unpacking,
+)
 from fedclade.channel.streaming import Streaming
 from fedclade.core import Aggregation
 
@@ -24,13 +31,20 @@ def client_side(
 ) -> list[Middleware]:
     """Return what an update passes before it leaves a client, in a simulation and on a real client alike.
 
-    The sketch is that of the updates of parts; without one they are sent whole. Adversaries lie behind their privacy,
-    but where only sums are private: ``answering`` clips lies, too, as whoever adds updates up would have to.
+    The sketch is that of the updates of parts; without one they are sent whole. Adversaries lie
+    behind their privacy, but where only sums are private: ``answering`` clips lies, too, as whoever
+    adds updates up would have to.
     """
     private = [*([privatizing] if privatizing else []), *([lying] if lying else [])]
     permuting = [Permuting(permutation)] if permutation else []
     of_means = [LyingOfMeans(lying)] if lying else []
-    return [*private, *permuting, *([answering] if answering else []), Replicating(sketch), *of_means]
+    return [
+        *private,
+        *permuting,
+        *([answering] if answering else []),
+        Replicating(sketch),
+        *of_means,
+    ]
 
 
 def received(
@@ -41,11 +55,16 @@ def received(
 ) -> list[Middleware]:
     """Return what an update passes where it arrives, be that one of the processes that simulate clients.
 
-    Without a sketch the server compares whole updates. That an update matches its parts is checked before a limit
-    shortens it.
+    Without a sketch the server compares whole updates. That an update matches its parts is checked
+    before a limit shortens it.
     """
     within = [*([matching] if matching else []), *([limiting] if limiting else [])]
-    return [*within, Unpacking(), *([Sketching(sketch)] if sketch else []), *([streaming] if streaming else [])]
+    return [
+        *within,
+        Unpacking(),
+        *([Sketching(sketch)] if sketch else []),
+        *([streaming] if streaming else []),
+    ]
 
 
 def arrived(

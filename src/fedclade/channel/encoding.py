@@ -1,17 +1,19 @@
 """How an update becomes bytes: float32 as it is, or in codes of 16 or 8 bits; and error feedback for what these lose.
 
-The parameters of an update ``[S]``, its first D entries, are cut into blocks of :data:`BLOCK`, the last of which may be
-shorter. A block has one scale, its largest magnitude over the largest code, and each entry becomes the nearest multiple
-of the scale. A float16 code is a number of up to 2¹⁵: nothing overflows, and an entry loses digits only where it is
-below 2⁻²⁹ of the largest in its block. An int8 code is a whole number from −127 to 127. Of halves the even is taken: a
-fixed rule and no draw, so that the same update always gives the same bytes.
+The parameters of an update ``[S]``, its first D entries, are cut into blocks of :data:`BLOCK`, the
+last of which may be shorter. A block has one scale, its largest magnitude over the largest code,
+and each entry becomes the nearest multiple of the scale. A float16 code is a number of up to 2¹⁵:
+nothing overflows, and an entry loses digits only where it is below 2⁻²⁹ of the largest in its
+block. An int8 code is a whole number from −127 to 127. Of halves the even is taken: a fixed rule
+and no draw, so that the same update always gives the same bytes.
 
-The S − D buffers behind them stay float32. BatchNorm's running statistics are few, lie orders of magnitude apart, and a
-running variance that rounding turned negative would end in NaN.
+The S − D buffers behind them stay float32. BatchNorm's running statistics are few, lie orders of
+magnitude apart, and a running variance that rounding turned negative would end in NaN.
 
-What travels, little-endian, without a header: the scales (float32), the codes, the buffers (float32). Its length
-follows from S, D and the encoding, so a receiver never reserves memory for what a sender claims. A block with an entry
-that is not finite decodes to entries that are all not finite, and the receiver's own check finds them.
+What travels, little-endian, without a header: the scales (float32), the codes, the buffers
+(float32). Its length follows from S, D and the encoding, so a receiver never reserves memory for
+what a sender claims. A block with an entry that is not finite decodes to entries that are all not
+finite, and the receiver's own check finds them.
 """
 
 from __future__ import annotations
@@ -77,15 +79,16 @@ def encode(vector: Tensor, encoding: str, n_parameters: int) -> bytes:
 def decode(data: bytes, size: int, encoding: str, n_parameters: int) -> Tensor:
     """Return the update, float32 ``[S]``, that some bytes stand for.
 
-    An entry of the parameters is off by at most 1/254 of the largest magnitude in its block in ``int8``, and by at most
-    2⁻¹¹ of its own, or 2⁻⁴⁰ of that largest one, in ``float16``; besides, by float32's own rounding. S, D and the
-    encoding are what the receiver knows, not what the sender says; other numbers of bytes raise an UpdateError.
+    An entry of the parameters is off by at most 1/254 of the largest magnitude in its block in
+    ``int8``, and by at most 2⁻¹¹ of its own, or 2⁻⁴⁰ of that largest one, in ``float16``; besides,
+    by float32's own rounding. S, D and the encoding are what the receiver knows, not what the
+    sender says; other numbers of bytes raise an UpdateError.
     """
     expected = encoded_bytes(size, encoding, n_parameters)
     if len(data) != expected:
         raise UpdateError(
-            f"update of {len(data)} bytes, expected {expected}: {encoding} of {size} entries, {n_parameters} of them "
-            "parameters; client and server need the same model and encoding"
+            f"update of {len(data)} bytes, expected {expected}: {encoding} of {size} entries, "
+            f"{n_parameters} of them parameters; client and server need the same model and encoding"
         )
     if encoding not in _CODES:
         return _tensor_of(data, torch.float32)
@@ -100,19 +103,21 @@ def decode(data: bytes, size: int, encoding: str, n_parameters: int) -> Tensor:
 class ErrorFeedback:
     """An encoder that adds what it lost of the last update to the next, so that no part of an update is lost for good.
 
-    With C for encoding and decoding, p_t = Δ_t + e_t is sent as C(p_t), and e_{t+1} = p_t − C(p_t). The sum of all that
-    was decoded is that of all updates but for the last residual, whatever C is: Seide et al. 2014 ("1-bit stochastic
-    gradient descent", section 3.1), who found that 1-bit gradients need it; Karimireddy et al. 2019 (arXiv:1901.09847,
-    Algorithm 2) prove that with it SGD converges as fast as without compression. A residual belongs to answers of one
-    kind: keep gradients of a full batch apart from updates.
+    With C for encoding and decoding, p_t = Δ_t + e_t is sent as C(p_t), and e_{t+1} = p_t − C(p_t).
+    The sum of all that was decoded is that of all updates but for the last residual, whatever C is:
+    Seide et al. 2014 ("1-bit stochastic gradient descent", section 3.1), who found that 1-bit
+    gradients need it; Karimireddy et al. 2019 (arXiv:1901.09847, Algorithm 2) prove that with it
+    SGD converges as fast as without compression. A residual belongs to answers of one kind: keep
+    gradients of a full batch apart from updates.
 
-    The residual is what was lost last time, float32 ``[S]``. One of another length (the model changed), or that is not
-    finite, is dropped with a line in the log.
+    The residual is what was lost last time, float32 ``[S]``. One of another length (the model
+    changed), or that is not finite, is dropped with a line in the log.
     """
 
     def __init__(self, encoding: str, size: int, n_parameters: int) -> None:
         check_encoding(encoding)
-        self._encoding, self._n_parameters = encoding, n_parameters
+        self._encoding = encoding
+        self._n_parameters = n_parameters
         self.residual = torch.zeros(size)
 
     @classmethod
@@ -129,7 +134,9 @@ class ErrorFeedback:
 
     def save(self, path: Path) -> None:
         """Write the residual to a file, whole or not at all."""
-        appear(path, lambda beside: write_tensors(beside, {"residual": self.residual}, private=True))
+        appear(
+            path, lambda beside: write_tensors(beside, {"residual": self.residual}, private=True)
+        )
 
     def encode(self, update: Tensor) -> bytes:
         """Return an update ``[S]``, with what was lost before, as bytes; keep what is lost now."""

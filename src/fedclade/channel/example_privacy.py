@@ -1,16 +1,18 @@
 """Differential privacy of single training examples: clients train by DP-SGD (Abadi et al. 2016, Algorithm 1).
 
-Each step takes a Poisson sample of a client's examples, clips the gradient of each, and puts noise on the sum. All else
-is made of what such steps give: momentum and Adam, proximal terms, decay, every later step, the updates of a round and
-their means. So all that a client sends of its training has the guarantee, towards the server and everybody else.
+Each step takes a Poisson sample of a client's examples, clips the gradient of each, and puts noise
+on the sum. All else is made of what such steps give: momentum and Adam, proximal terms, decay,
+every later step, the updates of a round and their means. So all that a client sends of its training
+has the guarantee, towards the server and everybody else.
 
-Neighbours are two data sets of a client that differ in one example, which counts in one of them and in the other adds
-nothing to any sum: add or remove one, where the number of examples |D_i|, which is told anyway, stays what it was.
-The ledger of steps below says what they cost together. Parts of the data that a round trains on apart
-have no example in common, so they cost what one of them does. Amplification by the choice of clients is not claimed.
+Neighbours are two data sets of a client that differ in one example, which counts in one of them and
+in the other adds nothing to any sum: add or remove one, where the number of examples |D_i|, which
+is told anyway, stays what it was. The ledger of steps below says what they cost together. Parts of
+the data that a round trains on apart have no example in common, so they cost what one of them does.
+Amplification by the choice of clients is not claimed.
 
-Not covered is what no noise is put on: |D_i|, scores on validation and test data, and whether a client answers.
-Training losses, subspaces, sums of the data and the like are withheld or refused.
+Not covered is what no noise is put on: |D_i|, scores on validation and test data, and whether a
+client answers. Training losses, subspaces, sums of the data and the like are withheld or refused.
 """
 
 from __future__ import annotations
@@ -25,9 +27,22 @@ from typing import Any, ClassVar
 
 import torch
 
-from fedclade.channel.accounting import SENSITIVITY, Budget, Ledger, check_budget, read_entries, write_entries
+from fedclade.channel.accounting import (
+    SENSITIVITY,
+    Budget,
+    Ledger,
+    check_budget,
+    read_entries,
+    write_entries,
+)
 from fedclade.channel.central import CentralPrivacy
-from fedclade.channel.privacy import DifferentialPrivacy, Privatizing, Withholding, keyed_noise, refusal
+from fedclade.channel.privacy import (
+    DifferentialPrivacy,
+    Privatizing,
+    Withholding,
+    keyed_noise,
+    refusal,
+)
 from fedclade.core import (
     Ask,
     ConfigError,
@@ -52,12 +67,15 @@ Steps = Mapping[tuple[float, float], int]
 """How many steps there were of each sampling rate q and noise multiplier σ."""
 
 
-def epsilon_of_steps(steps: Steps, delta: float, releases: Mapping[float, int] | None = None) -> float:
+def epsilon_of_steps(
+    steps: Steps, delta: float, releases: Mapping[float, int] | None = None
+) -> float:
     """Return the ε, for one example of a client, that its steps cost together, at a δ.
 
-    A step is a Gaussian mechanism of multiplier σ on a Poisson sample: each example is in it with probability q, and
-    adds at most C to the sum. ``dp-accounting`` composes their privacy loss distributions, for the example that counts
-    in one of two data sets and adds nothing in the other.
+    A step is a Gaussian mechanism of multiplier σ on a Poisson sample: each example is in it with
+    probability q, and adds at most C to the sum. ``dp-accounting`` composes their privacy loss
+    distributions, for the example that counts in one of two data sets and adds nothing in the
+    other.
 
     Parameters
     ----------
@@ -67,8 +85,8 @@ def epsilon_of_steps(steps: Steps, delta: float, releases: Mapping[float, int] |
         δ, in (0, 1).
     releases
         How many whole updates the client sent besides with each noise multiplier, see
-        :func:`~fedclade.channel.accounting.epsilon_of`: with one example for another they lie two clip norms
-        apart, too.
+        :func:`~fedclade.channel.accounting.epsilon_of`: with one example for another they lie two
+        clip norms apart, too.
 
     Raises
     ------
@@ -88,7 +106,9 @@ def epsilon_of_steps(steps: Steps, delta: float, releases: Mapping[float, int] |
 
 @lru_cache(maxsize=1024)
 def _epsilon(
-    steps: tuple[tuple[float, float, int], ...], releases: tuple[tuple[float, int], ...], delta: float
+    steps: tuple[tuple[float, float, int], ...],
+    releases: tuple[tuple[float, int], ...],
+    delta: float,
 ) -> float:
     accounting = import_extra("dp_accounting", "dp-accounting", "privacy", "stating ε")
     least = min([*(sigma for _, sigma, _ in steps), *(z / SENSITIVITY for z, _ in releases)])
@@ -114,7 +134,8 @@ class StepEntry:
     steps: int
 
     def __post_init__(self) -> None:
-        z, n = self.noise_multiplier, self.steps
+        z = self.noise_multiplier
+        n = self.steps
         right = z >= 0 and math.isfinite(z) and 0 < self.rate <= 1
         if not (right and isinstance(n, int) and n > 0):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValueError(f"{n!r} steps of rate {self.rate!r} with noise multiplier {z!r}")
@@ -124,8 +145,8 @@ class StepEntry:
 class StepLedger:
     """One client's noisy steps, over all its runs, as a JSON file; as :class:`~fedclade.channel.accounting.Ledger` is.
 
-    Steps are booked before they are taken. Whole updates in the ledger of client-level privacy, ``beside``, cost an
-    example as much as they cost the client, and count here too.
+    Steps are booked before they are taken. Whole updates in the ledger of client-level privacy,
+    ``beside``, cost an example as much as they cost the client, and count here too.
     """
 
     path: Path
@@ -140,7 +161,9 @@ class StepLedger:
         """Return the ε, at a δ, of all steps so far; raises as :func:`epsilon_of_steps` and :meth:`entries`."""
         return self._epsilon(self.entries(), delta)
 
-    def book(self, noise_multiplier: float, rates: Mapping[float, int], run: str, number: int) -> None:
+    def book(
+        self, noise_multiplier: float, rates: Mapping[float, int], run: str, number: int
+    ) -> None:
         """Book steps that are about to be taken, in a round of a run, by rate; if this raises, nothing may leave.
 
         Raises
@@ -178,11 +201,12 @@ class ExamplePrivacy:
     Parameters
     ----------
     clip_norm
-        Largest L2 norm C of the gradient of one example, of all parameters that are trained together, in units of the
-        gradient. A longer one is scaled down to it.
+        Largest L2 norm C of the gradient of one example, of all parameters that are trained
+        together, in units of the gradient. A longer one is scaled down to it.
     noise_multiplier
-        σ: the sum of a step's gradients gets noise of standard deviation σ·C on every entry, and is then divided by the
-        expected size of the sample. With 0 gradients are only clipped, and ε is infinite.
+        σ: the sum of a step's gradients gets noise of standard deviation σ·C on every entry, and is
+        then divided by the expected size of the sample. With 0 gradients are only clipped, and ε is
+        infinite.
     delta
         δ, well below one over the number of a client's examples.
 
@@ -199,7 +223,8 @@ class ExamplePrivacy:
     delta: float = 1e-5
 
     def __post_init__(self) -> None:
-        clip, noise = self.clip_norm, self.noise_multiplier
+        clip = self.clip_norm
+        noise = self.noise_multiplier
         require(
             ("privacy.clip_norm", clip, 0 < clip < math.inf, "greater than 0 and finite"),
             ("privacy.noise_multiplier", noise, 0 <= noise < math.inf, "at least 0 and finite"),
@@ -215,8 +240,17 @@ class ExamplePrivacy:
         if section.get("level") != cls.level:
             return None
         clip = section.get("clip_norm")
-        require(("privacy.clip_norm", clip, clip is not None, "a number where privacy.level = 'example'"))
-        return cls(**{field.name: section[field.name] for field in fields(cls) if field.name in section})
+        require(
+            (
+                "privacy.clip_norm",
+                clip,
+                clip is not None,
+                "a number where privacy.level = 'example'",
+            )
+        )
+        return cls(
+            **{field.name: section[field.name] for field in fields(cls) if field.name in section}
+        )
 
     @property
     def section(self) -> dict[str, Any]:
@@ -225,7 +259,9 @@ class ExamplePrivacy:
 
     def epsilon(self, rates: Rates) -> float:
         """Return ε of the steps of one client; raises as :func:`~fedclade.channel.example_privacy.epsilon_of_steps`."""
-        return epsilon_of_steps({(rate, self.noise_multiplier): steps for rate, steps in rates.items()}, self.delta)
+        return epsilon_of_steps(
+            {(rate, self.noise_multiplier): steps for rate, steps in rates.items()}, self.delta
+        )
 
     def spent(self, of_clients: Mapping[Any, Rates], releases: int) -> dict[str, Any]:
         """Return what a run's summary says, given each client's steps, and the most updates that one sent.
@@ -244,7 +280,9 @@ Mechanism = DifferentialPrivacy | ExamplePrivacy | CentralPrivacy
 
 def mechanism_of(section: Mapping[str, Any]) -> Mechanism | None:
     """Return what the ``[privacy]`` section of a config says; None for no noise and no clipping."""
-    return CentralPrivacy.of(section) or ExamplePrivacy.of(section) or DifferentialPrivacy.of(section)
+    return (
+        CentralPrivacy.of(section) or ExamplePrivacy.of(section) or DifferentialPrivacy.of(section)
+    )
 
 
 def check_local(privacy: Mechanism | None) -> DifferentialPrivacy | ExamplePrivacy | None:
@@ -261,14 +299,16 @@ def check_local(privacy: Mechanism | None) -> DifferentialPrivacy | ExamplePriva
 def noisy_steps(this_round: Round, examples: int) -> Counter[float]:
     """Return what a query to train costs a client of so many examples: how many steps, at which rate.
 
-    Of several replicates it is one that has the smallest part's rate and the largest part's steps: parts are disjoint,
-    so an example is in the steps of one of them, and no part costs more.
+    Of several replicates it is one that has the smallest part's rate and the largest part's steps:
+    parts are disjoint, so an example is in the steps of one of them, and no part costs more.
     """
     count = this_round.replicates if this_round.part is None else this_round.part[1]
     parted = this_round.part is not None or count > 1
     if parted and this_round.drawn_from is not None:
         examples = min(examples, this_round.drawn_from)
-    smallest, largest = (this_round.part_size or max(1, n) for n in (examples // count, -(-examples // count)))
+    smallest, largest = (
+        this_round.part_size or max(1, n) for n in (examples // count, -(-examples // count))
+    )
     smallest, largest = (smallest, largest) if parted else (examples, examples)
     spec = this_round.of_part(0).spec if this_round.replicates > 1 else this_round.spec
     steps = spec.steps_with(largest)
@@ -286,8 +326,8 @@ def sampling_rate(batch_size: int, examples: int) -> float:
 class PrivateExamples(Withholding):
     """Lets clients that train by DP-SGD send their updates, and nothing of their training data without noise.
 
-    The noise itself is put on by what trains them. ``book`` is called with a round and a client's steps before it
-    trains, once for all parts of its data; what it raises keeps the update back.
+    The noise itself is put on by what trains them. ``book`` is called with a round and a client's
+    steps before it trains, once for all parts of its data; what it raises keeps the update back.
     """
 
     sizes: Mapping[int, int]
@@ -301,12 +341,15 @@ class PrivateExamples(Withholding):
             raise refusal("the models of a mixture")
         if query.round.rule is not None:
             raise ConfigError(
-                f"local rule {query.round.rule.name} takes other steps than those of DP-SGD, whose noise is counted; "
-                "take an algorithm without a rule, or privacy.level = 'client'"
+                f"local rule {query.round.rule.name} takes other steps than those of DP-SGD, whose "
+                "noise is counted; take an algorithm without a rule, or privacy.level = 'client'"
             )
         if query.data_rounds is not None:
             raise refusal("updates from the data of several rounds")
-        if self.book is not None and query.round.part in (None, (0, (query.round.part or (0, 0))[1])):
+        if self.book is not None and query.round.part in (
+            None,
+            (0, (query.round.part or (0, 0))[1]),
+        ):
             for client in query.ids:
                 self.book(query.round, noisy_steps(query.round, self.sizes[client]))
         updates = ask(query)
@@ -319,7 +362,9 @@ class PrivateExamples(Withholding):
         return super().evaluation(query, ask)
 
 
-def privatizing(privacy: Mechanism | None, sizes: Mapping[int, int], keys: Mapping[int, int]) -> Withholding | None:
+def privatizing(
+    privacy: Mechanism | None, sizes: Mapping[int, int], keys: Mapping[int, int]
+) -> Withholding | None:
     """Return what makes simulated clients of these sizes and keys private; None without privacy.
 
     Noise on sums is not put on here: clients only withhold what is no update.
@@ -331,16 +376,20 @@ def privatizing(privacy: Mechanism | None, sizes: Mapping[int, int], keys: Mappi
     return Withholding() if privacy else None
 
 
-def booked_steps(privacy: ExamplePrivacy, ledger: StepLedger, run: str, sizes: Mapping[int, int]) -> PrivateExamples:
+def booked_steps(
+    privacy: ExamplePrivacy, ledger: StepLedger, run: str, sizes: Mapping[int, int]
+) -> PrivateExamples:
     """Return what makes a real client book its steps before it takes them; beyond its budget it takes none."""
-    return PrivateExamples(sizes, lambda r, rates: ledger.book(privacy.noise_multiplier, rates, run, r.number))
+    return PrivateExamples(
+        sizes, lambda r, rates: ledger.book(privacy.noise_multiplier, rates, run, r.number)
+    )
 
 
 def _largest(of_clients: Mapping[Any, Rates]) -> list[Rates]:
     """Return the spending of few clients of which one cost the most.
 
-    Of those with the same numbers of steps, in the order of their rates, it is the one with the largest rates: the
-    smallest client. Entry by entry, so it is at least what any of them spent.
+    Of those with the same numbers of steps, in the order of their rates, it is the one with the
+    largest rates: the smallest client. Entry by entry, so it is at least what any of them spent.
     """
     found: dict[tuple[int, ...], list[float]] = {}
     for rates in of_clients.values():

@@ -15,7 +15,8 @@ from fedclade.core import Ask, Round, UpdateQuery, Updates
 ROUNDING = 64.0
 """Units of rounding by which the signature of a mean and the mean of signatures may differ.
 
-Both are sums of the same numbers in another order. Honest clients with float32 differ by a few units.
+Both are sums of the same numbers in another order. Honest clients with float32 differ by a few
+units.
 """
 
 
@@ -23,13 +24,14 @@ Both are sums of the same numbers in another order. Honest clients with float32 
 class MatchingParts(Middleware):
     """Leaves out a client whose update is not the mean of the parts that it claims to be made of.
 
-    Where clients are compared by the updates of parts of their data, they send the mean of these updates, by which a
-    model moves, and the signature of each. A client could send honest signatures beside a false mean. As a signature is
-    linear, that of the mean has to equal the mean of the signatures.
+    Where clients are compared by the updates of parts of their data, they send the mean of these
+    updates, by which a model moves, and the signature of each. A client could send honest
+    signatures beside a false mean. As a signature is linear, that of the mean has to equal the mean
+    of the signatures.
 
-    It comes before anything that changes what clients send, such as a limit on norms. It cannot see a difference that
-    the sketch maps to zero; a sketch of as many numbers as the model has parameters has none. Signs are not linear:
-    where signatures are signs, nothing is checked.
+    It comes before anything that changes what clients send, such as a limit on norms. It cannot see
+    a difference that the sketch maps to zero; a sketch of as many numbers as the model has
+    parameters has none. Signs are not linear: where signatures are signs, nothing is checked.
 
     Parameters
     ----------
@@ -44,9 +46,12 @@ class MatchingParts(Middleware):
         compares = query.round.replicates > 1 and query.round.compares_parts
         if query.kind == "gradients" or not compares or isinstance(self.sketch, SignSketch):
             return ask(query)
-        size, this_round = query.models.shape[1], query.round
+        size = query.models.shape[1]
+        this_round = query.round
         if (sink := query.sink) is not None:
-            query = replace(query, sink=lambda updates: sink(self._matching(updates, size, this_round)))
+            query = replace(
+                query, sink=lambda updates: sink(self._matching(updates, size, this_round))
+            )
         return self._matching(ask(query), size, this_round)
 
     def _matching(self, updates: Updates, size: int, this_round: Round) -> Updates:
@@ -56,14 +61,16 @@ class MatchingParts(Middleware):
         unit = max(torch.finfo(updates.required_deltas.dtype).eps, torch.finfo(torch.float32).eps)
         for client, sent, count in zip(updates.ids, updates.required_deltas, counts, strict=True):
             signatures = sent[size:].view(this_round.replicates, -1).double()
-            difference = self._difference(sent[: updates.n_parameters], signatures, shares_of(this_round, int(count)))
+            difference = self._difference(
+                sent[: updates.n_parameters], signatures, shares_of(this_round, int(count))
+            )
             length = float(signatures.norm(dim=1).mean())
             spread = math.sqrt(max(1.0, updates.n_parameters / max(1, signatures.shape[1])))
             bound = ROUNDING * unit * spread * length
             if not difference <= bound:  # NaN is not less than anything
                 left_out[client] = (
-                    f"its update is not the mean of those of its parts: their signatures differ by {difference:.3g}, "
-                    f"more than {bound:.3g}"
+                    "its update is not the mean of those of its parts: their signatures differ by "
+                    f"{difference:.3g}, more than {bound:.3g}"
                 )
         if not left_out:
             return updates

@@ -6,7 +6,17 @@ from collections.abc import Mapping, Sequence
 from functools import partial, reduce
 from typing import Any, cast
 
-from fedclade.core import Ask, Clients, DataQuery, Evaluation, EvaluationQuery, Query, R, UpdateQuery, Updates
+from fedclade.core import (
+    Ask,
+    Clients,
+    DataQuery,
+    Evaluation,
+    EvaluationQuery,
+    Query,
+    R,
+    UpdateQuery,
+    Updates,
+)
 
 
 class Middleware:
@@ -50,7 +60,8 @@ class Channel(Clients):
     """Clients behind middleware, given from the clients' end to the server's: a query passes the last first."""
 
     def __init__(self, clients: Clients, *middleware: Middleware) -> None:
-        self._clients, self._middleware = clients, middleware
+        self._clients = clients
+        self._middleware = middleware
         self._ask: Ask = clients.ask
         for each in middleware:
             self._ask = cast("Ask", partial(each, ask=self._ask))
@@ -63,7 +74,9 @@ class Channel(Clients):
     @property
     def sizes(self) -> Mapping[int, int]:
         """Number of training examples that each client counts with."""
-        return reduce(lambda sizes, each: each.weights(sizes), self._middleware, self._clients.sizes)
+        return reduce(
+            lambda sizes, each: each.weights(sizes), self._middleware, self._clients.sizes
+        )
 
     def ask(self, query: Query[R], /) -> R:
         """Put a query; return the reply."""

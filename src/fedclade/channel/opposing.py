@@ -19,7 +19,8 @@ OPPOSED = -0.1
 AGREE = 0.4
 """Mean cosine from which on updates agree with each other.
 
-With less than that they are mostly noise, as when their model has converged, and honest ones oppose each other.
+With less than that they are mostly noise, as when their model has converged, and honest ones oppose
+each other.
 """
 
 FEWEST = 3
@@ -32,17 +33,20 @@ COMPARED_WITH = 100
 class OpposingUpdates(Middleware):
     """Leaves out an update that moves a model against the clients that have chosen the same model.
 
-    A client of IFCA takes the model that it reports the lowest loss for. A false report lets it steer the model of any
-    cluster. But a client that fits a cluster moves its model in about the direction of the other members. So a client
-    is left out of the round if its update opposes those of more than half of the members, and these agree with each
-    other: cosines below :data:`OPPOSED`, and of at least :data:`AGREE` on average. Where all clients have taken
-    the same model, there was no choice, and nothing is checked.
+    A client of IFCA takes the model that it reports the lowest loss for. A false report lets it
+    steer the model of any cluster. But a client that fits a cluster moves its model in about the
+    direction of the other members. So a client is left out of the round if its update opposes those
+    of more than half of the members, and these agree with each other: cosines below
+    :data:`OPPOSED`, and of at least :data:`AGREE` on average. Where all clients have taken the same
+    model, there was no choice, and nothing is checked.
 
-    Where more members oppose the others than a share ``byzantine`` of the cluster, and more than one, they are rather
-    clients of another distribution for which there is no better model, and none is left out. So adversaries that are
-    more than this share of a cluster are not found, and neither is an update at right angles to the others.
+    Where more members oppose the others than a share ``byzantine`` of the cluster, and more than
+    one, they are rather clients of another distribution for which there is no better model, and
+    none is left out. So adversaries that are more than this share of a cluster are not found, and
+    neither is an update at right angles to the others.
 
-    It also notes in the training losses that this share of them may be false, by which IFCA chooses among its restarts.
+    It also notes in the training losses that this share of them may be false, by which IFCA chooses
+    among its restarts.
 
     Parameters
     ----------
@@ -56,7 +60,9 @@ class OpposingUpdates(Middleware):
     def evaluation(self, query: EvaluationQuery, ask: Ask) -> Evaluation:
         """Return the scores; those on training data, by which clients choose, state that some may be false."""
         evaluation = ask(query)
-        return replace(evaluation, byzantine=self._byzantine) if query.split == "train" else evaluation
+        return (
+            replace(evaluation, byzantine=self._byzantine) if query.split == "train" else evaluation
+        )
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
         """Return the updates that do not oppose their cluster."""
@@ -85,18 +91,23 @@ def _opposed(updates: Updates, places: Sequence[int], this_round: Round) -> dict
         return {}
     others = list(range(n))
     if n > COMPARED_WITH:
-        others = sorted(this_round.generator("compared members").permutation(n)[:COMPARED_WITH].tolist())
+        others = sorted(
+            this_round.generator("compared members").permutation(n)[:COMPARED_WITH].tolist()
+        )
     cosines = _cosines(updates.required_deltas[list(places), : updates.n_parameters], others)
     found: dict[int, str] = {}
     for member, place in enumerate(places):
-        opposed = [k for k, other in enumerate(others) if other != member and cosines[member, k] < OPPOSED]
+        opposed = [
+            k for k, other in enumerate(others) if other != member and cosines[member, k] < OPPOSED
+        ]
         if len(opposed) < 2 or 2 * len(opposed) <= len(others):
             continue
         agreement = _mean_of_pairs(cosines[[others[k] for k in opposed]][:, opposed])
         if agreement >= AGREE:
             found[updates.ids[place]] = (
-                f"opposes the cluster that it chose: {len(opposed)} of its {n} members, which have a mean cosine of "
-                f"{agreement:.2f} with each other, and of {float(cosines[member, opposed].mean()):.2f} with it"
+                f"opposes the cluster that it chose: {len(opposed)} of its {n} members, which have "
+                f"a mean cosine of {agreement:.2f} with each other, and of "
+                f"{float(cosines[member, opposed].mean()):.2f} with it"
             )
     return found
 

@@ -1,11 +1,13 @@
 """Differential privacy of a client: its update is clipped, and noise is added, before it leaves.
 
-The guarantee is a local one: it holds against the server, and whoever reads along. What is protected is all the data of
-a client: were it any other data, all that the server sees of its *updates* would be almost as likely (ε, δ). That is
-the relation of replacing a client's data. Adding or removing a client, the usual relation where a trusted server adds
-the noise, would have half the sensitivity, but means nothing here, since the server knows who takes part. It is not
-covered: how many examples a client has (|D_i| weighs its update), its scores on validation and test data, and whether
-it answers. Training losses, subspaces and sums of the data would tell of it as well, so they are withheld or refused.
+The guarantee is a local one: it holds against the server, and whoever reads along. What is
+protected is all the data of a client: were it any other data, all that the server sees of its
+*updates* would be almost as likely (ε, δ). That is the relation of replacing a client's data.
+Adding or removing a client, the usual relation where a trusted server adds the noise, would have
+half the sensitivity, but means nothing here, since the server knows who takes part. It is not
+covered: how many examples a client has (|D_i| weighs its update), its scores on validation and test
+data, and whether it answers. Training losses, subspaces and sums of the data would tell of it as
+well, so they are withheld or refused.
 """
 
 from __future__ import annotations
@@ -83,8 +85,8 @@ def described_class(query: Query[Any]) -> str:
 def refusal(what: str) -> ConfigError:
     """Return the error of asking private clients for what no noise is put on."""
     return ConfigError(
-        f"clients with differential privacy do not tell {what}, since no noise is put on that; take an algorithm that "
-        "goes by updates alone, or leave out privacy.clip_norm"
+        f"clients with differential privacy do not tell {what}, since no noise is put on that; "
+        "take an algorithm that goes by updates alone, or leave out privacy.clip_norm"
     )
 
 
@@ -103,10 +105,11 @@ class DifferentialPrivacy:
     Parameters
     ----------
     clip_norm
-        Largest L2 norm C of an update ``[S]``, parameters and buffers together, in parameter units. A longer one is
-        scaled down to it.
+        Largest L2 norm C of an update ``[S]``, parameters and buffers together, in parameter units.
+        A longer one is scaled down to it.
     noise_multiplier
-        z: every entry gets noise of standard deviation z·C. With 0 updates are only clipped, and ε is infinite.
+        z: every entry gets noise of standard deviation z·C. With 0 updates are only clipped, and ε
+        is infinite.
     delta
         δ, well below one over the number of clients.
 
@@ -121,7 +124,8 @@ class DifferentialPrivacy:
     delta: float = 1e-5
 
     def __post_init__(self) -> None:
-        clip, noise = self.clip_norm, self.noise_multiplier
+        clip = self.clip_norm
+        noise = self.noise_multiplier
         require(
             ("privacy.clip_norm", clip, 0 < clip < math.inf, "greater than 0 and finite"),
             ("privacy.noise_multiplier", noise, 0 <= noise < math.inf, "at least 0 and finite"),
@@ -139,9 +143,17 @@ class DifferentialPrivacy:
         if level != LEVELS[0]:
             return None
         if section.get("clip_norm") is not None:
-            return cls(**{field.name: section[field.name] for field in fields(cls) if field.name in section})
+            return cls(
+                **{
+                    field.name: section[field.name]
+                    for field in fields(cls)
+                    if field.name in section
+                }
+            )
         noise = section.get("noise_multiplier", 0.0)
-        require(("privacy.noise_multiplier", noise, noise == 0, "0 where privacy.clip_norm is not set"))
+        require(
+            ("privacy.noise_multiplier", noise, noise == 0, "0 where privacy.clip_norm is not set")
+        )
         return None
 
     @property
@@ -152,18 +164,22 @@ class DifferentialPrivacy:
     def released(self, update: Tensor, normal: Tensor) -> Tensor:
         """Return what leaves the client of an update ``[S]``, given as many standard normal numbers, float64.
 
-        An update that is not finite counts as zeros: to refuse it would reveal that training diverged on this data.
+        An update that is not finite counts as zeros: to refuse it would reveal that training
+        diverged on this data.
         """
         exact = update.double()
         if not bool(torch.isfinite(exact).all()):
             exact.zero_()
         norm = float(torch.linalg.vector_norm(exact))
-        if math.isinf(norm):  # the square of an entry beyond 1e154 overflows float64: divide by the largest first
+        # the square of an entry beyond 1e154 overflows float64: divide by the largest first
+        if math.isinf(norm):
             exact /= exact.abs().max()
             exact *= self.clip_norm / float(torch.linalg.vector_norm(exact))
         else:
             exact *= self.clip_norm / max(norm, self.clip_norm)
-        return exact.add_(normal.to(exact), alpha=self.noise_multiplier * self.clip_norm).to(update.dtype)
+        return exact.add_(normal.to(exact), alpha=self.noise_multiplier * self.clip_norm).to(
+            update.dtype
+        )
 
     def epsilon(self, releases: int) -> float:
         """Return ε after so many releases of one client; raises as :func:`~fedclade.channel.accounting.epsilon_of`."""
@@ -172,7 +188,11 @@ class DifferentialPrivacy:
     def spent(self, releases: int) -> dict[str, Any]:
         """Return what a run's summary says of the client that released most, so many times: ε None is no bound."""
         epsilon = self.epsilon(releases)
-        said = {"epsilon": epsilon if math.isfinite(epsilon) else None, "level": "client", "towards": "everybody"}
+        said = {
+            "epsilon": epsilon if math.isfinite(epsilon) else None,
+            "level": "client",
+            "towards": "everybody",
+        }
         return {**said, **asdict(self), "releases": releases}
 
 
@@ -180,11 +200,13 @@ class DifferentialPrivacy:
 class Privatizing(Withholding):
     """Lets clients send clipped and noisy updates and gradients only, and neither training losses, subspaces nor sums.
 
-    Their training losses are NaN: withheld. What they keep (no updates travel) stays as it is. Noise is
-    that of :func:`keyed_noise` in a simulation, and of :func:`system_noise` on a real client.
+    Their training losses are NaN: withheld. What they keep (no updates travel) stays as it is.
+    Noise is that of :func:`keyed_noise` in a simulation, and of :func:`system_noise` on a real
+    client.
 
-    An update is booked before its client trains. So a client whose training fails, or whose process is stopped
-    meanwhile, has spent as much as one that replies, and failures cannot be used to query it for free.
+    An update is booked before its client trains. So a client whose training fails, or whose process
+    is stopped meanwhile, has spent as much as one that replies, and failures cannot be used to
+    query it for free.
     """
 
     privacy: DifferentialPrivacy
@@ -204,12 +226,18 @@ class Privatizing(Withholding):
         what = "updates" if query.kind == "train" else "gradients"
         sent = torch.empty_like(updates.required_deltas)
         for row, client, update in zip(sent, updates.ids, updates.required_deltas, strict=True):
-            row.copy_(self.privacy.released(update, self.noise(len(update), client, this_round, what)))
+            row.copy_(
+                self.privacy.released(update, self.noise(len(update), client, this_round, what))
+            )
         sizes = [int(size) for size in updates.sizes.tolist()]
         unknown = torch.zeros_like(updates.losses)
-        received = Updates.received(updates.ids, sizes, sent, updates.n_parameters, unknown, this_round.number)
+        received = Updates.received(
+            updates.ids, sizes, sent, updates.n_parameters, unknown, this_round.number
+        )
         withheld = torch.full_like(received.losses, math.nan)
-        return replace(received, losses=withheld, left_out={**updates.left_out, **received.left_out})
+        return replace(
+            received, losses=withheld, left_out={**updates.left_out, **received.left_out}
+        )
 
 
 def keyed_noise(keys: Mapping[int, int]) -> Noise:
@@ -229,8 +257,9 @@ def keyed_noise(keys: Mapping[int, int]) -> Noise:
 def system_noise(size: int, client: int, this_round: Round, what: str) -> Tensor:
     """Return the noise of a real client: 52 random bits of the operating system for each number, and nothing else.
 
-    Not from the run's seed, since the server knows that and could subtract the noise. Nor from a generator with a seed
-    of its own: torch's seeds its generator on the CPU with 32 bits, few enough to try all of them.
+    Not from the run's seed, since the server knows that and could subtract the noise. Nor from a
+    generator with a seed of its own: torch's seeds its generator on the CPU with 32 bits, few
+    enough to try all of them.
     """
     return system_normal(size)
 
@@ -249,6 +278,9 @@ def system_uniform(size: int) -> NDArray[Any]:
 def booked(privacy: DifferentialPrivacy, ledger: Ledger, run: str) -> Privatizing:
     """Return what makes a real client private: noise from the operating system, each release booked before it leaves.
 
-    The ledger is the client's own, and notes ``run`` with each release; with a budget it refuses what would exceed it.
+    The ledger is the client's own, and notes ``run`` with each release; with a budget it refuses
+    what would exceed it.
     """
-    return Privatizing(privacy, system_noise, lambda _, r: ledger.book(privacy.noise_multiplier, run, r.number))
+    return Privatizing(
+        privacy, system_noise, lambda _, r: ledger.book(privacy.noise_multiplier, run, r.number)
+    )

@@ -88,7 +88,8 @@ class Absence(Middleware):
         if not places:
             none = torch.zeros(0, dtype=torch.float64)
             return Evaluation((), none[:, None], none, none.to(torch.int64), away)
-        ids, rows = [query.ids[place] for place in places], [query.assignment[place] for place in places]
+        ids = [query.ids[place] for place in places]
+        rows = [query.assignment[place] for place in places]
         found = ask(replace(query, ids=ids, assignment=rows))
         return replace(found, left_out={**away, **found.left_out})
 
@@ -137,7 +138,8 @@ class Faults:
     slow
         Share of answers that come too late to be waited for.
     corrupt
-        Share of answers that cannot be used: with an entry that is NaN, infinite or huge, or of a wrong shape.
+        Share of answers that cannot be used: with an entry that is NaN, infinite or huge, or of a
+        wrong shape.
 
     Raises
     ------
@@ -150,7 +152,11 @@ class Faults:
     corrupt: float = 0.0
 
     def __post_init__(self) -> None:
-        shares = {"faults.dropout": self.dropout, "faults.slow": self.slow, "faults.corrupt": self.corrupt}
+        shares = {
+            "faults.dropout": self.dropout,
+            "faults.slow": self.slow,
+            "faults.corrupt": self.corrupt,
+        }
         require(
             *((name, share, 0 <= share <= 1, "in [0, 1]") for name, share in shares.items()),
             ("the sum of faults", sum(shares.values()), sum(shares.values()) <= 1, "at most 1"),
@@ -167,16 +173,21 @@ class Faults:
             return DROPPED_OUT
         if at < self.dropout + self.slow:
             return TOO_LATE
-        return CORRUPTIONS[draw.integers(len(CORRUPTIONS))] if at < self.dropout + self.slow + self.corrupt else None
+        return (
+            CORRUPTIONS[draw.integers(len(CORRUPTIONS))]
+            if at < self.dropout + self.slow + self.corrupt
+            else None
+        )
 
 
 @dataclass(frozen=True)
 class FaultInjection(Middleware):
     """Lets clients fail now and then when they are asked to train or for gradients.
 
-    A fault belongs to seed, round, query and the client's key. So it depends neither on which others are asked, nor on
-    the block in which a client trains. What clients keep (a round in which no updates travel) cannot arrive corrupt.
-    Subspaces, which belong to no round, always come. Updates are spoilt as they travel, so after their permutation.
+    A fault belongs to seed, round, query and the client's key. So it depends neither on which
+    others are asked, nor on the block in which a client trains. What clients keep (a round in which
+    no updates travel) cannot arrive corrupt. Subspaces, which belong to no round, always come.
+    Updates are spoilt as they travel, so after their permutation.
     """
 
     faults: Faults
@@ -192,7 +203,9 @@ class FaultInjection(Middleware):
         if not there:
             return Updates.of_nobody(absent, query.models, self.n_parameters)
         updates = ask(query.select(there))
-        corrupt = {client: (wrong[client], draws[client]) for client in updates.ids if client in wrong}
+        corrupt = {
+            client: (wrong[client], draws[client]) for client in updates.ids if client in wrong
+        }
         if corrupt and query.round.sends_updates:
             updates = _spoilt(updates, corrupt, query.round.number)
         return replace(updates, left_out={**absent, **updates.left_out})
@@ -202,13 +215,20 @@ class FaultInjection(Middleware):
         return rng.generator(this_round.seed, f"faults in {this_round.purpose}", *key)
 
 
-def _spoilt(updates: Updates, corrupt: Mapping[int, tuple[str, np.random.Generator]], number: int) -> Updates:
+def _spoilt(
+    updates: Updates, corrupt: Mapping[int, tuple[str, np.random.Generator]], number: int
+) -> Updates:
     """Spoil the updates of some clients, and receive them again, which leaves them out."""
     theirs = updates.select(list(corrupt))
     size = theirs.required_deltas.shape[1]
-    rows = [spoil(row, *corrupt[client]) for client, row in zip(theirs.ids, theirs.required_deltas, strict=True)]
+    rows = [
+        spoil(row, *corrupt[client])
+        for client, row in zip(theirs.ids, theirs.required_deltas, strict=True)
+    ]
     sizes = [int(n) for n in theirs.sizes.tolist()]
-    again = Updates.received_singly(theirs.ids, sizes, rows, size, theirs.n_parameters, theirs.losses, number)
+    again = Updates.received_singly(
+        theirs.ids, sizes, rows, size, theirs.n_parameters, theirs.losses, number
+    )
     return updates.select([client for client in updates.ids if client not in corrupt]).concat(again)
 
 
@@ -228,17 +248,23 @@ RETRIES = 2
 class Retrying(Middleware):
     """Counts which clients answer, and asks again.
 
-    A query that nobody answers is put again, up to ``retries`` times, and so is, to the clients that did not answer,
-    one that needs everybody; not to clients that are away for the whole round. Algorithms get what came, be it nothing
-    at all; only a round in which no answer arrived to any query is an error. With ``tells_releases`` a round reports
-    how many updates each client sent, usable or not: what private clients spend. With ``sizes``, the numbers of
-    examples of clients that train by DP-SGD, it reports besides how many noisy steps they took.
+    A query that nobody answers is put again, up to ``retries`` times, and so is, to the clients
+    that did not answer, one that needs everybody; not to clients that are away for the whole round.
+    Algorithms get what came, be it nothing at all; only a round in which no answer arrived to any
+    query is an error. With ``tells_releases`` a round reports how many updates each client sent,
+    usable or not: what private clients spend. With ``sizes``, the numbers of examples of clients
+    that train by DP-SGD, it reports besides how many noisy steps they took.
     """
 
     def __init__(
-        self, retries: int = RETRIES, tells_releases: bool = False, sizes: Mapping[int, int] | None = None
+        self,
+        retries: int = RETRIES,
+        tells_releases: bool = False,
+        sizes: Mapping[int, int] | None = None,
     ) -> None:
-        self._retries, self._tells_releases, self._sizes = retries, tells_releases, sizes
+        self._retries = retries
+        self._tells_releases = tells_releases
+        self._sizes = sizes
         self._begin()
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
@@ -246,15 +272,22 @@ class Retrying(Middleware):
         what = query.round.purpose if query.kind == "train" else query.kind
         updates = self._asked(query, ask)
         for _ in range(self._retries):
-            absent = [client for client in query.ids if _may_reply(updates.left_out.get(client, AWAY))]
+            absent = [
+                client for client in query.ids if _may_reply(updates.left_out.get(client, AWAY))
+            ]
             if not absent or (updates.ids and not query.round.require_all):
                 break
             more = self._asked(query.select(absent), ask)
             self._events.append(Retried(0, what, clients=len(absent), answered=len(more.ids)))
             updates = updates.concat(more).select(query.ids)
         self._events += updates.events
-        # A rejected sum has an event of its own, which does not name each of its clients as one that failed.
-        absent = {client: why for client, why in updates.left_out.items() if not why.startswith(REJECTED_SUM)}
+        # A rejected sum has an event of its own, which does not name each of its clients as one
+        # that failed.
+        absent = {
+            client: why
+            for client, why in updates.left_out.items()
+            if not why.startswith(REJECTED_SUM)
+        }
         if absent:
             self._events.append(_left_out(what, absent))
         if updates.limited:
@@ -295,20 +328,30 @@ class Retrying(Middleware):
 
         Raises an UpdateError with the reasons if clients were asked, and none answered.
         """
-        queries, left_out = self._queries + self._evaluations, self._left_out
-        # What clients keep is no answer to a server that awaits one; where nothing travels, it is all there is.
+        queries = self._queries + self._evaluations
+        left_out = self._left_out
+        # What clients keep is no answer to a server that awaits one; where nothing travels, it is
+        # all there is.
         unanswered = queries > 0 and self._awaited not in self._answered
         events = self.told()
         if unanswered:
-            raise UpdateError(f"round {number}: nobody answered, though asked {queries} times: {_reasons(left_out)}")
+            raise UpdateError(
+                f"round {number}: nobody answered, though asked {queries} times: "
+                f"{_reasons(left_out)}"
+            )
         return events
 
     def told(self) -> tuple[Event, ...]:
         """Return the events since the last time, as of an evaluation after the step, and begin anew."""
         events = self._events
         if self._tells_releases and self._sent:
-            events.append(Released(0, {client: self._sent[client] for client in sorted(self._sent)}))
-        events += [Stepped(0, rate, dict(sorted(steps.items()))) for rate, steps in sorted(self._steps.items())]
+            events.append(
+                Released(0, {client: self._sent[client] for client in sorted(self._sent)})
+            )
+        events += [
+            Stepped(0, rate, dict(sorted(steps.items())))
+            for rate, steps in sorted(self._steps.items())
+        ]
         self._begin()
         return tuple(events)
 
@@ -317,13 +360,15 @@ class Retrying(Middleware):
         self._sent: Counter[int] = Counter()
         self._steps: defaultdict[float, Counter[int]] = defaultdict(Counter)
         self._queries = self._evaluations = 0  # apart, since the number of a query keys its faults
-        self._awaited, self._answered = False, set[bool]()
+        self._awaited = False
+        self._answered = set[bool]()
         self._left_out: dict[int, str] = {}
 
     def _count(self, reply: Updates | Evaluation, *, travels: bool) -> None:
         """Note whether a query that the round is made of was answered."""
         self._awaited |= travels
-        # Clients whose sum was rejected did reply. The round goes on, or one malicious client would end the run.
+        # Clients whose sum was rejected did reply. The round goes on, or one malicious client would
+        # end the run.
         is_rejected = any(why.startswith(REJECTED_SUM) for why in reply.left_out.values())
         self._answered |= {travels} if reply.ids or is_rejected else set()
         self._left_out |= reply.left_out
@@ -368,9 +413,14 @@ def _reasons(left_out: dict[int, str]) -> str:
     for client, why in left_out.items():
         kinds.setdefault(re.sub(r"\d[\d.e+]*", "#", why), []).append(client)
     reasons = [
-        f"client {first}: {left_out[first]}" + (f" (and {len(others)} more like it)" if others else "")
+        f"client {first}: {left_out[first]}"
+        + (f" (and {len(others)} more like it)" if others else "")
         for first, *others in sorted(kinds.values(), key=len, reverse=True)
     ]
     absent = all(why.startswith((DROPPED_OUT, TOO_LATE, NOT_ASKED)) for why in left_out.values())
-    advice = "raise client_fraction to ask more of them" if absent else "if training diverged, lower local.lr"
+    advice = (
+        "raise client_fraction to ask more of them"
+        if absent
+        else "if training diverged, lower local.lr"
+    )
     return f"{'; '.join(reasons)}; {advice}"

@@ -48,11 +48,13 @@ class Signature:
     Parameters
     ----------
     kind
-        ``full``: the parameters of the update, D numbers; ``projected``: a sketch of them; ``signs``: the signs of
-        random projections of them, which is what secure aggregation makes of ``projected``.
+        ``full``: the parameters of the update, D numbers; ``projected``: a sketch of them;
+        ``signs``: the signs of random projections of them, which is what secure aggregation makes
+        of ``projected``.
     of
-        Patterns over the names of shared parameters, such as ``head.*``, or one: only these are compared. All, if left
-        out. The norms of updates, by which some algorithms decide when to split, stay those of all parameters.
+        Patterns over the names of shared parameters, such as ``head.*``, or one: only these are
+        compared. All, if left out. The norms of updates, by which some algorithms decide when to
+        split, stay those of all parameters.
     dim
         Length R of a sketch, or how many signs. Where updates are spread over many parameters, the
         cosine similarity α of two clients is then off by (1 − α²)/√R (standard deviation): 0.03 at
@@ -80,8 +82,8 @@ class Signature:
     def sketch(self, seed: int, layout: Layout) -> Sketch | None:
         """Return what is compared of an update in a run with this seed and model; None for all of it.
 
-        It depends on nothing else, so the update of a newcomer can be projected as those on the tree's edges were: as
-        the server received them, which with permuted clients is P·Δθ_i.
+        It depends on nothing else, so the update of a newcomer can be projected as those on the
+        tree's edges were: as the server received them, which with permuted clients is P·Δθ_i.
 
         Raises
         ------
@@ -92,7 +94,9 @@ class Signature:
             return self.signs(seed, layout)
         if self.of:
             return Selection(layout, self.of, seed, self.dim if self.kind == "projected" else 0)
-        return CountSketch(seed, layout.n_parameters, self.dim) if self.kind == "projected" else None
+        return (
+            CountSketch(seed, layout.n_parameters, self.dim) if self.kind == "projected" else None
+        )
 
     def signs(self, seed: int, layout: Layout) -> SignSketch:
         """Return what is compared of an update that leaves its client masked: the signs of a projection.
@@ -116,15 +120,16 @@ class Signature:
 class CountSketch:
     """A random linear map of vectors ``[D]`` to ``[R]`` that keeps inner products, up to a known error.
 
-    Every entry gets a random sign and is added to one of R buckets: a count sketch (Charikar, Chen, Farach-Colton
-    2002), as a projection known as feature hashing (Weinberger et al. 2009, arXiv:0902.2206). Inner products are
-    unbiased, with variance Σ_{i≠j} p_ij (x_i² y_j² + x_i y_i x_j y_j) (their Lemma 2), where p_ij is the chance that i
-    and j share a bucket. Here that is at most 1/R, so that the variance is at most (‖x‖²‖y‖² + ⟨x, y⟩²)/R. It takes
-    O(D) time.
+    Every entry gets a random sign and is added to one of R buckets: a count sketch (Charikar, Chen,
+    Farach-Colton 2002), as a projection known as feature hashing (Weinberger et al. 2009,
+    arXiv:0902.2206). Inner products are unbiased, with variance Σ_{i≠j} p_ij (x_i² y_j² + x_i y_i
+    x_j y_j) (their Lemma 2), where p_ij is the chance that i and j share a bucket. Here that is at
+    most 1/R, so that the variance is at most (‖x‖²‖y‖² + ⟨x, y⟩²)/R. It takes O(D) time.
 
-    The buckets: each run of R entries in a row is laid around the R buckets from a random place on. Entries of one run
-    never meet, those of two do with p = 1/R; memory is read in order, and sums have one order, on a GPU too. With R ≥ D
-    nothing meets, and the map is an isometry. The same run seed gives the same map.
+    The buckets: each run of R entries in a row is laid around the R buckets from a random place on.
+    Entries of one run never meet, those of two do with p = 1/R; memory is read in order, and sums
+    have one order, on a GPU too. With R ≥ D nothing meets, and the map is an isometry. The same run
+    seed gives the same map.
     """
 
     def __init__(self, seed: int, size: int, dim: int) -> None:
@@ -142,7 +147,9 @@ class CountSketch:
         """Return the sketches ``[..., R]`` of vectors ``[..., D]``."""
         signs = self._signs.to(vectors)
         twice_around = vectors.new_zeros((*vectors.shape[:-1], 2 * self.dim))
-        for place, run, sign in zip(self._places, vectors.split(self.dim, -1), signs.split(self.dim), strict=True):
+        for place, run, sign in zip(
+            self._places, vectors.split(self.dim, -1), signs.split(self.dim), strict=True
+        ):
             twice_around[..., place : place + len(sign)].addcmul_(run, sign)
         first, second = twice_around.split(self.dim, -1)
         return first + second
@@ -174,12 +181,13 @@ class Selection:
 class SignSketch:
     """The signs of R random projections of an update, each 1 or −1: all that is compared of an update under masks.
 
-    Of two updates at an angle φ a share of φ/π of the signs differ (Charikar 2002), so cosines can be estimated from
-    them (:func:`fedclade.clustering.cosine_similarity` does). R signs are R bits: an update's length, and how far it
-    reaches in a direction, stay with the client.
+    Of two updates at an angle φ a share of φ/π of the signs differ (Charikar 2002), so cosines can
+    be estimated from them (:func:`fedclade.clustering.cosine_similarity` does). R signs are R bits:
+    an update's length, and how far it reaches in a direction, stay with the client.
 
-    The projection is two rounds of random signs and a Fourier transform, which takes O(D log D) time and O(D) memory.
-    Updates of more than ``LARGEST_FOLD`` entries are first folded to so many by a count sketch.
+    The projection is two rounds of random signs and a Fourier transform, which takes O(D log D)
+    time and O(D) memory. Updates of more than ``LARGEST_FOLD`` entries are first folded to so many
+    by a count sketch.
 
     Parameters
     ----------
@@ -192,12 +200,16 @@ class SignSketch:
     """
 
     def __init__(self, seed: int, size: int, dim: int, selection: Selection | None = None) -> None:
-        self.dim, self._of = dim, selection
+        self.dim = dim
+        self._of = selection
         self._fold = CountSketch(seed, size, LARGEST_FOLD) if size > LARGEST_FOLD else None
-        # Wide enough that R of the numbers are a part of all of them, and not themselves all that there is.
+        # Wide enough that R of the numbers are a part of all of them, and not themselves all that
+        # there is.
         self._width = 2 ** math.ceil(math.log2(max(min(size, LARGEST_FOLD), 2 * dim, 2)))
         draw = rng.torch_generator(seed, "signs of a signature")
-        self._flips = [2.0 * torch.randint(2, (self._width,), generator=draw) - 1.0 for _ in range(2)]
+        self._flips = [
+            2.0 * torch.randint(2, (self._width,), generator=draw) - 1.0 for _ in range(2)
+        ]
         self._places = torch.randperm(self._width, generator=draw)[:dim]
 
     @property
@@ -266,14 +278,16 @@ class Sketching(Middleware):
 class Permutation:
     """The orthonormal operator P of CFL's eqs. 45 and 46: a random order of the entries, by a seed that clients share.
 
-    Parameters are shuffled among parameters and buffers among buffers, so that a server can still tell which entries
-    are compared. The server never holds the seed, which may have any number of bits: 128 random ones withstand a server
-    that tries them all; not one that goes by how entries move (``studies/audit_permutation.py``). ``size`` and
-    ``n_parameters`` are S and D of a model vector.
+    Parameters are shuffled among parameters and buffers among buffers, so that a server can still
+    tell which entries are compared. The server never holds the seed, which may have any number of
+    bits: 128 random ones withstand a server that tries them all; not one that goes by how entries
+    move (``studies/audit_permutation.py``). ``size`` and ``n_parameters`` are S and D of a model
+    vector.
     """
 
     def __init__(self, seed: int, size: int, n_parameters: int) -> None:
-        draw = rng.generator(seed, "permutation")  # torch's own takes no more than 32 bits of a seed
+        # torch's own takes no more than 32 bits of a seed
+        draw = rng.generator(seed, "permutation")
         parameters = torch.from_numpy(draw.permutation(n_parameters))
         buffers = n_parameters + torch.from_numpy(draw.permutation(size - n_parameters))
         self._forward = torch.cat([parameters, buffers])
@@ -292,16 +306,17 @@ class Permutation:
 class Permuting(Middleware):
     """Lets clients speak to the server in permuted vectors only (CFL Algorithm 5, lines 7 and 8).
 
-    They undo P on every model that they receive and apply it to every update that they send. Means, norms and cosine
-    similarities are what they were (eqs. 45, 46), so an algorithm runs on them unchanged. P hides no part of subspaces:
-    they are directions of the data themselves.
+    They undo P on every model that they receive and apply it to every update that they send. Means,
+    norms and cosine similarities are what they were (eqs. 45, 46), so an algorithm runs on them
+    unchanged. P hides no part of subspaces: they are directions of the data themselves.
     """
 
     permutation: Permutation
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
         """Return P·Δθ_i."""
-        updates, models = ask(replace(query, models=self.permutation.invert(query.models))), query.models
+        updates = ask(replace(query, models=self.permutation.invert(query.models)))
+        models = query.models
         if query.mixture is None:
             return replace(updates, deltas=self.permutation.apply(updates.required_deltas))
         D = updates.n_parameters // len(models)
@@ -328,9 +343,9 @@ class Permuting(Middleware):
 class Replicating(Middleware):
     """Answers a query for m replicates with the mean of their updates and the signatures of all, one behind the other.
 
-    A replicate is an update made at the same model from a part of the training data. So a client is asked once, and
-    sends little more than one update, if signatures are sketches. This comes after all that is done to whole updates:
-    privacy and permutation.
+    A replicate is an update made at the same model from a part of the training data. So a client is
+    asked once, and sends little more than one update, if signatures are sketches. This comes after
+    all that is done to whole updates: privacy and permutation.
     """
 
     sketch: Sketch | None
@@ -341,7 +356,9 @@ class Replicating(Middleware):
         if query.kind == "gradients" or count == 1:
             return ask(query)
         made = [ask(replace(query, round=query.round.of_part(part))) for part in range(count)]
-        answered = [client for client in query.ids if all(client in updates.ids for updates in made)]
+        answered = [
+            client for client in query.ids if all(client in updates.ids for updates in made)
+        ]
         parts = [updates.select(answered) for updates in made]
         sizes = torch.stack([updates.sizes for updates in parts])
         deltas = torch.stack([updates.required_deltas for updates in parts])
@@ -366,7 +383,11 @@ class Unpacking(Middleware):
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
         """Return the mean of the replicates' updates as the update, with the signatures beside it."""
-        if query.kind == "gradients" or query.round.replicates == 1 or not query.round.compares_parts:
+        if (
+            query.kind == "gradients"
+            or query.round.replicates == 1
+            or not query.round.compares_parts
+        ):
             return ask(query)
         if (sink := query.sink) is not None:
             query = replace(query, sink=lambda updates: sink(_unpacked(updates, query)))
@@ -374,7 +395,8 @@ class Unpacking(Middleware):
 
 
 def _unpacked(updates: Updates, query: UpdateQuery) -> Updates:
-    size, count = query.models.shape[1], query.round.replicates
+    size = query.models.shape[1]
+    count = query.round.replicates
     deltas = updates.required_deltas
     signatures = deltas[:, size:].reshape(len(deltas), count, (deltas.shape[1] - size) // count)
     return replace(updates, deltas=deltas[:, :size], parts=signatures)

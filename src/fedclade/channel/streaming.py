@@ -19,10 +19,11 @@ from fedclade.core import Ask, Sums, UpdateQuery, Updates
 class Streaming(Middleware):
     """Keeps only sums and signatures of updates, of which no more than a few are in memory at a time.
 
-    Memory grows with (clients at a time) × S + models × S + n × R, not with n × S. Full signatures (R = D) would spoil
-    that. ``at_once`` clients, at most, are queried together, which changes nothing but the rounding of the sums; those
-    with training sets of one size go side by side, since they train together. Without sizes, as over a network, all are
-    queried at once, and updates are summed as they arrive.
+    Memory grows with (clients at a time) × S + models × S + n × R, not with n × S. Full signatures
+    (R = D) would spoil that. ``at_once`` clients, at most, are queried together, which changes
+    nothing but the rounding of the sums; those with training sets of one size go side by side,
+    since they train together. Without sizes, as over a network, all are queried at once, and
+    updates are summed as they arrive.
     """
 
     sizes: Mapping[int, int] | None = None
@@ -52,7 +53,8 @@ class Tally:
         self._ids = query.ids
         self._row_of = dict(zip(query.ids, query.assignment, strict=True))
         self._place_of = {client: place for place, client in enumerate(query.ids)}
-        self._rows = len(query.models)  # of a mixture one alone is named, that of all its models together
+        # of a mixture one alone is named, that of all its models together
+        self._rows = len(query.models)
         self._group = torch.full((len(query.ids),), -1)
         self._sums: Tensor | None = None
         self._components: Tensor | None = None
@@ -66,14 +68,24 @@ class Tally:
         self._left_out |= updates.left_out
         self._limited |= updates.limited
         places = [self._place_of[client] for client in updates.ids]
-        for name in ("sizes", "losses", "norms", "signatures", *(["parts"] if updates.parts is not None else [])):
+        for name in (
+            "sizes",
+            "losses",
+            "norms",
+            "signatures",
+            *(["parts"] if updates.parts is not None else []),
+        ):
             whole: Tensor = getattr(self._kept, "sketches" if name == "signatures" else name)
             whole[places] = getattr(updates, name).to(whole)
         if updates.components is not None:
-            self._components = torch.zeros_like(self._group) if self._components is None else self._components
+            self._components = (
+                torch.zeros_like(self._group) if self._components is None else self._components
+            )
             self._components[places] = updates.components
         if updates.ids and self._sums is None:
-            self._sums = updates.required_deltas.new_zeros(self._rows, updates.required_deltas.shape[1])
+            self._sums = updates.required_deltas.new_zeros(
+                self._rows, updates.required_deltas.shape[1]
+            )
         members: dict[int, list[int]] = defaultdict(list)
         for client, place in zip(updates.ids, places, strict=True):
             self._group[place] = self._row_of[client]
@@ -86,16 +98,22 @@ class Tally:
     def total(self) -> Updates:
         """Return the sums and signatures of all clients that answered; at least one slice must have been added."""
         assert self._kept is not None  # as a query names at least one client
-        answered = [client for client, group in zip(self._ids, self._group.tolist(), strict=True) if group >= 0]
-        sums = Sums(self._kept.norms.new_zeros(0, 0) if self._sums is None else self._sums, self._group)
+        answered = [
+            client
+            for client, group in zip(self._ids, self._group.tolist(), strict=True)
+            if group >= 0
+        ]
+        sums = Sums(
+            self._kept.norms.new_zeros(0, 0) if self._sums is None else self._sums, self._group
+        )
         whole = replace(self._kept, sums=sums, components=self._components)
         return replace(whole.select(answered), left_out=self._left_out, limited=self._limited)
 
     def _room_like(self, some: Updates) -> Updates:
         """Return updates like some others, for all clients that were asked, to be filled in.
 
-        In one piece before the slices come and go: small tensors made in between would scatter the memory that these
-        free, so that the next could not use it.
+        In one piece before the slices come and go: small tensors made in between would scatter the
+        memory that these free, so that the next could not use it.
         """
         sizes, losses, norms = torch.zeros(3, len(self._ids), dtype=torch.float64)
         sketches = some.signatures.new_zeros(len(self._ids), some.signatures.shape[1])
@@ -106,5 +124,7 @@ class Tally:
             norms=norms,
             n_parameters=some.n_parameters,
             sketches=sketches,
-            parts=None if some.parts is None else some.parts.new_zeros(len(self._ids), *some.parts.shape[1:]),
+            parts=None
+            if some.parts is None
+            else some.parts.new_zeros(len(self._ids), *some.parts.shape[1:]),
         )

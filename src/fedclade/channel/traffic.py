@@ -66,19 +66,21 @@ class Timing(Middleware):
 class Traffic(Middleware):
     """Counts the bytes that would travel between simulated clients and the server.
 
-    A client receives a model before it trains, and a second one where the proximal term pulls it towards another or its
-    local rule needs one, and sends an update back, unless the round says that less travels; gradients are taken at a
-    model that it already has.
-    Evaluation is not counted, since a client has its model anyway; but on training data, which is how a client chooses
-    among several, each of them is sent to it first. Before it trains a mixture, a client receives all models of it. One
-    that drops out has received its models and sends nothing; what is too late or not usable was sent all the same.
+    A client receives a model before it trains, and a second one where the proximal term pulls it
+    towards another or its local rule needs one, and sends an update back, unless the round says
+    that less travels; gradients are taken at a model that it already has. Evaluation is not
+    counted, since a client has its model anyway; but on training data, which is how a client
+    chooses among several, each of them is sent to it first. Before it trains a mixture, a client
+    receives all models of it. One that drops out has received its models and sends nothing; what is
+    too late or not usable was sent all the same.
     """
 
     meter: Meter
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
         """Count models down and updates up."""
-        updates, models = ask(query), query.models
+        updates = ask(query)
+        models = query.models
         if query.kind == "train" and query.round.communicates in ("all", "models"):
             pulled_to = query.assignment
             if query.anchors is not None and (query.round.uses_anchors or query.shares):
@@ -87,10 +89,14 @@ class Traffic(Middleware):
             sent = sum((row != OWN) + (a != row) for a, row in zip(pulled_to, rows, strict=True))
             if (mixture := query.mixture) is not None:
                 sent = len(rows) * len(models)
-                self.meter.bytes_down += len(rows) * (0 if mixture.rates is None else mixture.rates.nbytes)
+                self.meter.bytes_down += len(rows) * (
+                    0 if mixture.rates is None else mixture.rates.nbytes
+                )
             self.meter.bytes_down += sent * models[0].nbytes
         if query.kind == "gradients" or query.round.sends_updates:
-            self.meter.bytes_up += len(updates.senders) * updates.required_deltas.shape[1] * models.itemsize
+            self.meter.bytes_up += (
+                len(updates.senders) * updates.required_deltas.shape[1] * models.itemsize
+            )
         return updates
 
     def evaluation(self, query: EvaluationQuery, ask: Ask) -> Evaluation:

@@ -24,12 +24,18 @@ def assign_newcomers(
     folder: options.RunFolder,
     config: Annotated[
         str | None,
-        typer.Option("--config", help="TOML file whose clients are the newcomers, in place of those held back."),
+        typer.Option(
+            "--config",
+            help="TOML file whose clients are the newcomers, in place of those held back.",
+        ),
     ] = None,
     data_dir: options.DataDir = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="File to write, .csv or .json. Default: RUN/newcomers.csv and RUN/newcomers.json."),
+        typer.Option(
+            "--out",
+            help="File to write, .csv or .json. Default: RUN/newcomers.csv and RUN/newcomers.json.",
+        ),
     ] = None,
     device: options.Device = "auto",
     engine: options.Engine = None,
@@ -44,7 +50,8 @@ def assign_newcomers(
     only_fitting: Annotated[
         bool,
         typer.Option(
-            "--only-fitting", help="Assign the deepest model that fits, in place of that of the reached leaf."
+            "--only-fitting",
+            help="Assign the deepest model that fits, in place of that of the reached leaf.",
         ),
     ] = False,
     trust: options.Trust = False,
@@ -69,7 +76,13 @@ def assign_newcomers(
         assert config is not None
         federation = _load_all(find_config(config), run_config, data_dir)
     newcomers = assign(
-        run, federation, device=device, engine=engine, memory=memory, only_fitting=only_fitting, members=members
+        run,
+        federation,
+        device=device,
+        engine=engine,
+        memory=memory,
+        only_fitting=only_fitting,
+        members=members,
     )
     targets = [out] if out else [folder / "newcomers.csv", folder / "newcomers.json"]
     written = [newcomers.save(path) for path in targets]

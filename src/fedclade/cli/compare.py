@@ -42,7 +42,10 @@ DEMO = ("fedavg", "cfl", "oracle", "local")
 
 
 def demo(
-    out: options.Out = None, engine: options.Engine = None, memory: options.Memory = None, quiet: options.Quiet = False
+    out: options.Out = None,
+    engine: options.Engine = None,
+    memory: options.Memory = None,
+    quiet: options.Quiet = False,
 ) -> None:
     """Compare FedAvg, CFL, the oracle and local training on handwritten digits with swapped labels.
 
@@ -52,12 +55,14 @@ def demo(
     console = new_console()
     target = options.target_folder(out, "demo")
     changes = options.overrides(None, engine=engine)
-    configs = {name: read_config(find_config(f"{name}-digits-label-swap"), changes) for name in DEMO}
+    configs = {
+        name: read_config(find_config(f"{name}-digits-label-swap"), changes) for name in DEMO
+    }
     options.check_machine("auto", memory)
     console.print(
         "20 clients have handwritten digits. Each of four hidden groups swaps another pair of "
-        "labels, so that no single model suits all clients. The server receives only model updates. "
-        "Does it find the groups?\n"
+        "labels, so that no single model suits all clients. The server receives only model "
+        "updates. Does it find the groups?\n"
     )
     progress = RunProgress(console, quiet=quiet)
     batch = Batch(progress.start, memory=memory, finished=_make_figure_drawer(console))
@@ -86,13 +91,22 @@ def _make_figure_drawer(console: Console) -> Callable[[Run, Path], object]:
 
 def compare(
     configs: Annotated[
-        list[str], typer.Argument(help="TOML files, folders of them, or names of configs in 'fedclade ls configs'.")
+        list[str],
+        typer.Argument(
+            help="TOML files, folders of them, or names of configs in 'fedclade ls configs'."
+        ),
     ],
     seeds: Annotated[
-        int | None, typer.Option("--seeds", min=1, help="Runs of each config, with seeds 0, 1, ... Default: 1.")
+        int | None,
+        typer.Option(
+            "--seeds", min=1, help="Runs of each config, with seeds 0, 1, ... Default: 1."
+        ),
     ] = None,
     scale: Annotated[
-        str | None, typer.Option("--scale", help="Size of scenarios, such as smoke or laptop. Default: full size.")
+        str | None,
+        typer.Option(
+            "--scale", help="Size of scenarios, such as smoke or laptop. Default: full size."
+        ),
     ] = None,
     out: options.Out = None,
     data_dir: options.DataDir = None,
@@ -105,7 +119,8 @@ def compare(
     resume: Annotated[
         bool,
         typer.Option(
-            "--resume", help="Continue the comparison in --out: finished runs are read, others are continued."
+            "--resume",
+            help="Continue the comparison in --out: finished runs are read, others are continued.",
         ),
     ] = False,
     only: Annotated[
@@ -117,7 +132,10 @@ def compare(
         ),
     ] = "*",
     at_most: Annotated[
-        float | None, typer.Option("--at-most", metavar="MINUTES", min=0, help="Start no further run after this time.")
+        float | None,
+        typer.Option(
+            "--at-most", metavar="MINUTES", min=0, help="Start no further run after this time."
+        ),
     ] = None,
     quiet: options.Quiet = False,
 ) -> None:
@@ -147,7 +165,9 @@ def compare(
     # Trackers that cannot be used are reported before the first run. Each run gets its own.
     options.build_callbacks(log)
     progress = RunProgress(console, quiet=quiet)
-    batch = Batch(progress.start, data_dir, device, memory, callbacks=lambda: options.build_callbacks(log))
+    batch = Batch(
+        progress.start, data_dir, device, memory, callbacks=lambda: options.build_callbacks(log)
+    )
     batch.only = only
     if at_most is not None:
         end = monotonic() + 60 * at_most
@@ -191,11 +211,16 @@ def _find_paths(names: Sequence[str], scale: str | None) -> list[Path]:
     labels = [path.stem for path in paths]
     repeated = sorted({label for label in labels if labels.count(label) > 1})
     if repeated:
-        raise ConfigError(f"each config can be compared once, got more than one named {', '.join(repeated)}")
+        raise ConfigError(
+            f"each config can be compared once, got more than one named {', '.join(repeated)}"
+        )
     ordinary = [path.stem for path in paths if not is_scenario(path)]
     if ordinary and (scale is not None or len(ordinary) < len(paths)):
         reason = "has no scales" if scale is not None else "cannot be compared with scenarios"
-        raise ConfigError(f"the config {ordinary[0]} {reason}; give scenarios only, such as those in configs/suite")
+        raise ConfigError(
+            f"the config {ordinary[0]} {reason}; give scenarios only, such as those in "
+            "configs/suite"
+        )
     return paths
 
 
@@ -213,8 +238,8 @@ def _check_folders(scenarios: Sequence[Scenario]) -> None:
     for scenario in scenarios:
         if scenario.folder in names:
             raise ConfigError(
-                f"scenarios should have names of their own, got {shown(names[scenario.folder])} and "
-                f"{shown(scenario.name)}, which share the folder {scenario.folder}"
+                f"scenarios should have names of their own, got {shown(names[scenario.folder])} "
+                f"and {shown(scenario.name)}, which share the folder {scenario.folder}"
             )
         names[scenario.folder] = scenario.name
 
@@ -233,17 +258,23 @@ def _match_runs(pattern: str, scenarios: Sequence[Scenario], seeds: int | None) 
             names += [run_name(prefix, label, seed, n_seeds) for seed in range(n_seeds)]
     matching = {name for name in names if fnmatch(name, pattern)}
     if not matching:
-        raise ConfigError(f"--only {pattern!r} matches none of the runs, which are {shortened(names)}")
+        raise ConfigError(
+            f"--only {pattern!r} matches none of the runs, which are {shortened(names)}"
+        )
     return matching
 
 
-def _compare_suite(scenarios: Sequence[Scenario], comparisons: dict[str, Comparison]) -> SuiteComparison:
+def _compare_suite(
+    scenarios: Sequence[Scenario], comparisons: dict[str, Comparison]
+) -> SuiteComparison:
     """Return the comparison of several scenarios, with the figures published for them."""
     published = {s.printed.name: s.printed for s in scenarios if s.printed is not None}
     return SuiteComparison(comparisons, list(published.values()))
 
 
-def _save_comparison(comparison: Comparison | SuiteComparison, target: Path, console: Console) -> None:
+def _save_comparison(
+    comparison: Comparison | SuiteComparison, target: Path, console: Console
+) -> None:
     """Write a comparison with its figures or, if these cannot be drawn, without them."""
     with tolerate_missing_figures(console):
         comparison.save(target)

@@ -53,7 +53,9 @@ def build(
     )
     with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as progress:
         bar = progress.add_task("writing", total=None)
-        written = building.build(out, data_dir, lambda clients: progress.update(bar, completed=clients))
+        written = building.build(
+            out, data_dir, lambda clients: progress.update(bar, completed=clients)
+        )
     size = sum(file.stat().st_size for file in out.iterdir())
     if not quiet:
         say(console, f"{written}: {size / 1e6:.1f} MB in {perf_counter() - start:.1f} s")

@@ -21,7 +21,8 @@ EXAMPLES = Path(__file__).parent / "examples"
 def copy_example(
     name: Annotated[str, typer.Argument(help="Name of the example: hospitals.")],
     out: Annotated[
-        Path | None, typer.Option("--out", help="Folder to create (default: the name of the example).")
+        Path | None,
+        typer.Option("--out", help="Folder to create (default: the name of the example)."),
     ] = None,
 ) -> None:
     """Copy an example data set with a config into a new folder.

@@ -81,7 +81,9 @@ CATALOGUES: Mapping[Kind, Catalogue] = {
 
 
 def list_known(
-    kind: Annotated[Kind | None, typer.Argument(help="Kind of entries to list. Default: all.")] = None,
+    kind: Annotated[
+        Kind | None, typer.Argument(help="Kind of entries to list. Default: all.")
+    ] = None,
 ) -> None:
     """List algorithms, data sets, models and more, built in or from installed packages.
 

@@ -45,7 +45,9 @@ def say(console: Console, line: str) -> None:
 
 # Interrupts: the first signal stops a run after the round, a second one at once.
 
-SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+SIGNALS = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+)
 """Signals of Ctrl-C, shutdowns and closed terminals; Windows has no SIGHUP."""
 
 _MESSAGE = b"\nstopping after this round; Ctrl-C again stops at once\n"
@@ -115,9 +117,13 @@ def _redirect_closed_terminal() -> None:
 
 # The options.
 
-ConfigFile = Annotated[str, typer.Argument(help="TOML file, or name of a config in 'fedclade ls configs'.")]
+ConfigFile = Annotated[
+    str, typer.Argument(help="TOML file, or name of a config in 'fedclade ls configs'.")
+]
 RunFolder = Annotated[Path, typer.Argument(help="Run folder, as written by 'fedclade run'.")]
-Out = Annotated[Path | None, typer.Option("--out", help="Folder for the results; it must not exist yet.")]
+Out = Annotated[
+    Path | None, typer.Option("--out", help="Folder for the results; it must not exist yet.")
+]
 DataDir = Annotated[
     Path | None,
     typer.Option(
@@ -129,19 +135,26 @@ DataDir = Annotated[
 """The option ``--data-dir`` of a command, also set by ``FEDCLADE_DATA_DIR``; None if unset."""
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key of the config; can be repeated."),
+    typer.Option(
+        "--set", metavar="SECTION.KEY=VALUE", help="Override a key of the config; can be repeated."
+    ),
 ]
 Rounds = Annotated[int | None, typer.Option("--rounds", help="Override the number of rounds.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
 """The option ``--device`` of a command."""
 Engine = Annotated[
     str | None,
-    typer.Option("--engine", help=f"Engine of local training: {', '.join((*ENGINES, *REMOTE))}. Overrides the config."),
+    typer.Option(
+        "--engine",
+        help=f"Engine of local training: {', '.join((*ENGINES, *REMOTE))}. Overrides the config.",
+    ),
 ]
 Actors = Annotated[
     int | None,
     typer.Option(
-        "--actors", min=1, help="Number of actors for --engine ray. Default: one for each GPU, or else each node."
+        "--actors",
+        min=1,
+        help="Number of actors for --engine ray. Default: one for each GPU, or else each node.",
     ),
 ]
 ActorCores = Annotated[
@@ -155,20 +168,30 @@ ActorCores = Annotated[
 RayAddress = Annotated[
     str | None,
     typer.Option(
-        "--ray-address", metavar="ADDRESS", help="Address of a running Ray cluster. Default: start Ray on this machine."
+        "--ray-address",
+        metavar="ADDRESS",
+        help="Address of a running Ray cluster. Default: start Ray on this machine.",
     ),
 ]
 Memory = Annotated[
     str | None,
     typer.Option(
-        "--memory", metavar="SIZE", help="Memory for training, such as 2GB. Default: a quarter of the available memory."
+        "--memory",
+        metavar="SIZE",
+        help="Memory for training, such as 2GB. Default: a quarter of the available memory.",
     ),
 ]
 Dashboard = Annotated[
     bool,
-    typer.Option("--dashboard", help="Serve a live report during the run; only browsers on this machine can open it."),
+    typer.Option(
+        "--dashboard",
+        help="Serve a live report during the run; only browsers on this machine can open it.",
+    ),
 ]
-Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="Port of the dashboard; 0 for any free port.")]
+Port = Annotated[
+    int,
+    typer.Option("--port", min=0, max=65535, help="Port of the dashboard; 0 for any free port."),
+]
 Log = Annotated[
     list[str] | None,
     typer.Option(
@@ -185,7 +208,10 @@ Trust = Annotated[
         "trust the origin of the folder.",
     ),
 ]
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Show no progress bars, and only the result or its folder.")]
+Quiet = Annotated[
+    bool,
+    typer.Option("-q", "--quiet", help="Show no progress bars, and only the result or its folder."),
+]
 
 
 def overrides(override: Sequence[str] | None, **settings: int | str | None) -> list[str]:
@@ -226,7 +252,9 @@ def make_parent_folder(out: Path | None) -> None:
     try:
         make_folder(out.parent)
     except OSError as error:
-        raise RunError(f"cannot make the folder {out.parent}: {error}; choose another file with --out") from error
+        raise RunError(
+            f"cannot make the folder {out.parent}: {error}; choose another file with --out"
+        ) from error
 
 
 def target_folder(out: Path | None, name: str, *, resume: bool = False) -> Path:
@@ -247,7 +275,8 @@ def target_folder(out: Path | None, name: str, *, resume: bool = False) -> Path:
         return check_free(out, take_over=True)
     if is_finished(out) or is_unfinished(out):
         raise ConfigError(
-            f"{out} is the folder of a single run, not of several that can be continued; choose another with --out"
+            f"{out} is the folder of a single run, not of several that can be continued; choose "
+            "another with --out"
         )
     return out
 

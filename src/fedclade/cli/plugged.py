@@ -18,8 +18,8 @@ DISTRIBUTIONS = {"reproduce": "fedclade-papers"}
 class PluggedGroup(TyperGroup):
     """Commands of fedclade, then those that packages add by entry points of ``fedclade.commands``.
 
-    A package is imported when its command is called, or when help is shown: all other commands start as fast as without
-    it. No package replaces a command of fedclade.
+    A package is imported when its command is called, or when help is shown: all other commands
+    start as fast as without it. No package replaces a command of fedclade.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -55,7 +55,9 @@ def _as_command(name: str, value: Any) -> click.Command:
         command.name = name
         return command
     if not callable(value):
-        raise ConfigError(f"command {name!r} should name a function or a typer.Typer, got {shown(value)}")
+        raise ConfigError(
+            f"command {name!r} should name a function or a typer.Typer, got {shown(value)}"
+        )
     app = typer.Typer(add_completion=False, rich_markup_mode="rich")
     app.command(name)(value)
     return typer.main.get_command(app)
@@ -69,5 +71,10 @@ def _failing_command(name: str, error: FedcladeError, *, hidden: bool = False) -
 
     any_arguments = {"ignore_unknown_options": True, "allow_extra_args": True}
     return click.Command(
-        name, callback=fail, context_settings=any_arguments, help=str(error), add_help_option=False, hidden=hidden
+        name,
+        callback=fail,
+        context_settings=any_arguments,
+        help=str(error),
+        add_help_option=False,
+        hidden=hidden,
     )

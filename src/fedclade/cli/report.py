@@ -25,7 +25,14 @@ from fedclade.report import (
     tree_view,
 )
 from fedclade.report.page import REPORT, RunView, comparison_page, run_labels, run_page, write_page
-from fedclade.runs import Run, export_adapter, export_model, is_finished, is_unfinished, read_newcomers
+from fedclade.runs import (
+    Run,
+    export_adapter,
+    export_model,
+    is_finished,
+    is_unfinished,
+    read_newcomers,
+)
 from fedclade.tasks import read_metrics
 
 
@@ -40,13 +47,17 @@ def export(
     out: Annotated[
         Path,
         typer.Option(
-            "--out", metavar="FILE.safetensors", help="File to write, or folder with --adapter; it must not exist yet."
+            "--out",
+            metavar="FILE.safetensors",
+            help="File to write, or folder with --adapter; it must not exist yet.",
         ),
     ],
     client: Annotated[
         int | None, typer.Option("--client", metavar="ID", help="Client whose model is exported.")
     ] = None,
-    node: Annotated[int | None, typer.Option("--node", metavar="ID", help="Tree node whose model is exported.")] = None,
+    node: Annotated[
+        int | None, typer.Option("--node", metavar="ID", help="Tree node whose model is exported.")
+    ] = None,
     level: Annotated[
         int | None,
         typer.Option(
@@ -56,7 +67,11 @@ def export(
         ),
     ] = None,
     adapter: Annotated[
-        bool, typer.Option("--adapter", help="Export only the adapter, as a folder for peft and fedclade.load_adapter.")
+        bool,
+        typer.Option(
+            "--adapter",
+            help="Export only the adapter, as a folder for peft and fedclade.load_adapter.",
+        ),
     ] = False,
 ) -> None:
     """Write one model of a run as a state dict for plain PyTorch, with a model card.
@@ -86,7 +101,9 @@ def validate(config: options.ConfigFile) -> None:
 
 
 def cite(
-    name: Annotated[str, typer.Argument(help="Name of an algorithm, data set, partition or model, or fedclade.")],
+    name: Annotated[
+        str, typer.Argument(help="Name of an algorithm, data set, partition or model, or fedclade.")
+    ],
 ) -> None:
     """Print the BibTeX entry of an algorithm, a data set or a model."""
     typer.echo(cite_name(name))
@@ -100,13 +117,16 @@ def report(
     folders: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN...", help="Run folder; or, to compare runs, several of them or the folder of a comparison."
+            metavar="RUN...",
+            help="Run folder; or, to compare runs, several of them or the folder of a comparison.",
         ),
     ],
     against: Annotated[
         Path | None,
         typer.Option(
-            "--against", metavar="RUN", help="Run of the same clients to compare scores with, such as one of FedAvg."
+            "--against",
+            metavar="RUN",
+            help="Run of the same clients to compare scores with, such as one of FedAvg.",
         ),
     ] = None,
     out: Annotated[
@@ -134,7 +154,10 @@ def report(
     if len(runs) == 1:
         page = _report_run(runs[0], against, out, console)
     elif against is not None:
-        raise RunError("--against needs a report of one run; several runs are compared with FedAvg if it is among them")
+        raise RunError(
+            "--against needs a report of one run; several runs are compared with FedAvg if it is "
+            "among them"
+        )
     else:
         page = _report_comparison(runs, out, console)
     say(console, f"report: {page}")
@@ -168,12 +191,15 @@ def _load_baseline(run: Run, folder: Path, against: Path) -> tuple[Run, str]:
     baseline_clients = {row["client"] for row in baseline.client_rows}
     if missing := clients - baseline_clients:
         raise RunError(
-            f"--against should be a run of the same clients: {against} has no client {min(missing)} ({folder} has)"
+            f"--against should be a run of the same clients: {against} has no client "
+            f"{min(missing)} ({folder} has)"
         )
     metric = read_metrics(run.summary)[0].name
     baseline_metrics = [entry.name for entry in read_metrics(baseline.summary)]
     if metric not in baseline_metrics:
-        raise RunError(f"--against should be a run of the same task: {against} has no {metric} ({folder} has)")
+        raise RunError(
+            f"--against should be a run of the same task: {against} has no {metric} ({folder} has)"
+        )
     views = [RunView(run, folder=folder), RunView(baseline, folder=against)]
     return baseline, run_labels(views)[1]
 

@@ -12,7 +12,13 @@ import typer
 from fedclade.cli import options
 from fedclade.cli.options import interruptible, new_console, say
 from fedclade.config import Config, find_config, read_config
-from fedclade.core import ConfigError, RunError, UntrustedNameError, has_imported_names, reading_folder
+from fedclade.core import (
+    ConfigError,
+    RunError,
+    UntrustedNameError,
+    has_imported_names,
+    reading_folder,
+)
 from fedclade.report import RunProgress, add_figures, show_run
 from fedclade.report.page import PORT, Dashboard
 from fedclade.runs import CONFIG, Callback, Run, is_finished, is_unfinished, read_run_config
@@ -53,7 +59,8 @@ def run_config(
 ) -> None:
     """Run one config, and store its results in a run folder.
 
-    Example: fedclade run configs/cfl-mnist-label-swap.toml --data-dir DIR --seed 1 --set algorithm.eps2=0.9
+    Example: fedclade run configs/cfl-mnist-label-swap.toml --data-dir DIR --seed 1 --set
+    algorithm.eps2=0.9
     """
     path = find_config(config)
     overrides = options.overrides(override, seed=seed, rounds=rounds, engine=engine)
@@ -76,10 +83,16 @@ def resume(
     folder: Annotated[Path, typer.Argument(help="Folder of an interrupted run.")],
     data_dir: options.DataDir = None,
     rounds: Annotated[
-        int | None, typer.Option("--rounds", help="Total number of rounds, if more than the run was started with.")
+        int | None,
+        typer.Option(
+            "--rounds", help="Total number of rounds, if more than the run was started with."
+        ),
     ] = None,
     finish: Annotated[
-        bool, typer.Option("--finish", help="Train no further round; evaluate and finish the run as it is.")
+        bool,
+        typer.Option(
+            "--finish", help="Train no further round; evaluate and finish the run as it is."
+        ),
     ] = False,
     device: options.Device = "auto",
     actors: options.Actors = None,
@@ -103,7 +116,9 @@ def resume(
     if not is_finished(folder) and not is_unfinished(folder):
         raise RunError(f"{folder} is not a run folder: it has no {CONFIG}")
     if finish and rounds is not None:
-        raise ConfigError(f"--finish adds no rounds, and --rounds {rounds} would; leave one of them out")
+        raise ConfigError(
+            f"--finish adds no rounds, and --rounds {rounds} would; leave one of them out"
+        )
     if is_finished(folder):
         done = Run.load(folder).summary["rounds"]
         if done >= (rounds or 0):
@@ -114,7 +129,8 @@ def resume(
         if not finish:
             raise RunError(
                 f"{folder} is the run of a network, which only its clients can continue: start its "
-                "ServerApp again with the same run config, and it continues after the last checkpoint"
+                "ServerApp again with the same run config, and it continues after the last "
+                "checkpoint"
             )
         with reading_folder(trust=trust):
             _finish_and_show(folder, quiet)
@@ -143,7 +159,9 @@ def _read_config_of_folder(folder: Path, rounds: int | None) -> Config:
     except UntrustedNameError:
         raise
     except ConfigError as error:
-        raise ConfigError(f"{error}\na run begun by fedclade.simulate is continued by the same call") from error
+        raise ConfigError(
+            f"{error}\na run begun by fedclade.simulate is continued by the same call"
+        ) from error
 
 
 def _finish_and_show(folder: Path, quiet: bool) -> None:
@@ -158,7 +176,9 @@ def _finish_and_show(folder: Path, quiet: bool) -> None:
     say(console, f"run folder: {folder}")
 
 
-def _run_and_show(config: Config, folder: Path, name: str, execution: _Execution, *, finish: bool = False) -> None:
+def _run_and_show(
+    config: Config, folder: Path, name: str, execution: _Execution, *, finish: bool = False
+) -> None:
     """Run a config in a folder, from its last checkpoint if there is one, and print the results."""
 
     def advise_after_interrupt() -> str:

@@ -39,24 +39,41 @@ def sweep_config(
     ],
     trials: Annotated[
         int | None,
-        typer.Option("--trials", min=1, help="Number of trials. Default: 20, or all combinations of a grid."),
+        typer.Option(
+            "--trials", min=1, help="Number of trials. Default: 20, or all combinations of a grid."
+        ),
     ] = None,
     seeds: Annotated[
-        int, typer.Option("--seeds", min=1, help="Runs of each trial, with seeds 0, 1, ...; their mean is the score.")
+        int,
+        typer.Option(
+            "--seeds",
+            min=1,
+            help="Runs of each trial, with seeds 0, 1, ...; their mean is the score.",
+        ),
     ] = 1,
     sampler: Annotated[
-        Sampler, typer.Option("--sampler", help="Sampler of the trials; only tpe uses the scores of earlier trials.")
+        Sampler,
+        typer.Option(
+            "--sampler", help="Sampler of the trials; only tpe uses the scores of earlier trials."
+        ),
     ] = Sampler.TPE,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the sampler.")] = 0,
     metric: Annotated[
         str | None,
-        typer.Option("--metric", help="Metric on validation data to optimize. Default: the first metric of the task."),
+        typer.Option(
+            "--metric",
+            help="Metric on validation data to optimize. Default: the first metric of the task.",
+        ),
     ] = None,
     processes: Annotated[
         int, typer.Option("--processes", min=1, help="Number of parallel trials on this machine.")
     ] = 1,
-    ray: Annotated[bool, typer.Option("--ray", help="Run trials as tasks on a Ray cluster; see --actors.")] = False,
-    actors: Annotated[int | None, typer.Option("--actors", min=1, help="Number of parallel trials with --ray.")] = None,
+    ray: Annotated[
+        bool, typer.Option("--ray", help="Run trials as tasks on a Ray cluster; see --actors.")
+    ] = False,
+    actors: Annotated[
+        int | None, typer.Option("--actors", min=1, help="Number of parallel trials with --ray.")
+    ] = None,
     actor_cores: Annotated[
         int | None, typer.Option("--actor-cores", min=1, help="CPU cores of each trial with --ray.")
     ] = None,
@@ -64,7 +81,10 @@ def sweep_config(
     out: options.Out = None,
     resume: Annotated[
         bool,
-        typer.Option("--resume", help="Continue the sweep in --out: finished trials are read, others are continued."),
+        typer.Option(
+            "--resume",
+            help="Continue the sweep in --out: finished trials are read, others are continued.",
+        ),
     ] = False,
     data_dir: options.DataDir = None,
     rounds: options.Rounds = None,

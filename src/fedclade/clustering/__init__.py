@@ -53,7 +53,12 @@ from fedclade.clustering.routing import (
     route,
     walk_down,
 )
-from fedclade.clustering.sampling import assign_to_nearest_mean, draw_cell_points, find_cell_centres, find_directions
+from fedclade.clustering.sampling import (
+    assign_to_nearest_mean,
+    draw_cell_points,
+    find_cell_centres,
+    find_directions,
+)
 from fedclade.clustering.separation import (
     MOST_PAIRED,
     SplitCriteria,
@@ -79,7 +84,13 @@ from fedclade.clustering.similarity import (
     ternary_similarity,
 )
 from fedclade.clustering.spanning_tree import find_optimal_bipartition, single_linkage
-from fedclade.clustering.split_half import Finding, Replicates, compute_gain, find_clusters, is_same_partition
+from fedclade.clustering.split_half import (
+    Finding,
+    Replicates,
+    compute_gain,
+    find_clusters,
+    is_same_partition,
+)
 
 __all__ = [
     "CENTROID",

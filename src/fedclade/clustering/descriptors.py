@@ -102,8 +102,8 @@ def find_knee(values: NDArray[np.float64]) -> int | None:
 
     The sensitivity is 1. The curve is scanned from the top, for its last peak above a straight
     line. A peak is a knee if the curve falls more than one step of that line below it or, after a
-    dip, below the line itself. This is the behaviour of kneed 0.8.5, which FLUX's authors used; from
-    0.8.6 on, no knee is found between a dip and the next peak.
+    dip, below the line itself. This is the behaviour of kneed 0.8.5, which FLUX's authors used;
+    from 0.8.6 on, no knee is found between a dip and the next peak.
 
     Returns
     -------
@@ -148,12 +148,17 @@ def require_descriptors(ids: Sequence[int], found: Tensor) -> dict[int, Tensor]:
     by_client = dict(zip(ids, found, strict=True))
     missing = [client for client, row in by_client.items() if not row.any()]
     if missing:
-        raise UpdateError(f"a newcomer without a descriptor cannot be assigned: {missing}; take it out")
+        raise UpdateError(
+            f"a newcomer without a descriptor cannot be assigned: {missing}; take it out"
+        )
     return by_client
 
 
 def assign_to_nearest_descriptor(
-    tree: ParameterTree, newcomers: Mapping[int, Tensor], members: Mapping[int, Tensor], space: DescriptorSpace
+    tree: ParameterTree,
+    newcomers: Mapping[int, Tensor],
+    members: Mapping[int, Tensor],
+    space: DescriptorSpace,
 ) -> list[Assignment]:
     """Assign newcomers to the leaf with the nearest mean descriptor, without labels.
 

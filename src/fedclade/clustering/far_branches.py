@@ -33,7 +33,9 @@ class FarGroup:
     usual: float  # usual distance within the rest
 
 
-def find_far_groups(apart: NDArray[np.float64], most: int, method: str = "average") -> list[FarGroup]:
+def find_far_groups(
+    apart: NDArray[np.float64], most: int, method: str = "average"
+) -> list[FarGroup]:
     """Find groups of clients that are far from all others.
 
     Clients are merged, the nearest first. While the last merge joins a small group to the rest at

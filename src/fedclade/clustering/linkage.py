@@ -163,7 +163,9 @@ def cut(merges: Merges, n_clusters: int) -> Labels:
     ranked = merges.copy()
     ranked[:, 2] = np.arange(1, m)
     clusters = scipy.cluster.hierarchy.fcluster(ranked, m - n_clusters, criterion="distance")
-    _, first, inverse, sizes = np.unique(clusters, return_index=True, return_inverse=True, return_counts=True)
+    _, first, inverse, sizes = np.unique(
+        clusters, return_index=True, return_inverse=True, return_counts=True
+    )
     return np.argsort(np.lexsort((first, -sizes)))[inverse]
 
 

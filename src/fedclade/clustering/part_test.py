@@ -149,7 +149,10 @@ def improve_partition(similarity: Matrix, labels: Labels, cost: float) -> Labels
         worth = np.where(sizes > 1, inside / np.maximum(sizes - 1, 1), single_worth)
         to_own_cluster = towards[rows, labels]
         remaining = _compute_remaining_worth(
-            sizes[labels], inside[labels] - 2 * to_own_cluster, single_worth[labels] - own, cost=cost
+            sizes[labels],
+            inside[labels] - 2 * to_own_cluster,
+            single_worth[labels] - own,
+            cost=cost,
         )
         gain_of_joining = (inside + 2 * towards) / sizes - worth
         gain_of_leaving = (remaining - worth[labels])[:, None]
@@ -162,7 +165,9 @@ def improve_partition(similarity: Matrix, labels: Labels, cost: float) -> Labels
         labels = np.unique(labels, return_inverse=True)[1]
 
 
-def _compute_remaining_worth(sizes: Matrix, inside: Matrix, single_worth: Matrix, *, cost: float) -> Matrix:
+def _compute_remaining_worth(
+    sizes: Matrix, inside: Matrix, single_worth: Matrix, *, cost: float
+) -> Matrix:
     """Return the worth ``[n]`` of each client's cluster without it; an empty one saves its cost."""
     many_worth = inside / np.maximum(sizes - 2, 1)
     of_others = np.where(sizes == 2, single_worth, many_worth)
@@ -332,7 +337,8 @@ def compute_lowest_p_value(clients: int, parts: int) -> float:
 
     It is at least the smallest p-value that the number of shuffles can resolve.
     """
-    # Beyond 100 of 200 parts the number of shuffles is the limit, and the binomial is a huge number.
+    # Beyond 100 of 200 parts the number of shuffles is the limit, and the binomial is a huge
+    # number.
     half = min(100, clients // 2 * parts)
     ways = math.comb(min(clients * parts, 200), half)
     smallest = 2 / ways if clients % 2 == 0 else 1 / ways
@@ -340,7 +346,11 @@ def compute_lowest_p_value(clients: int, parts: int) -> float:
 
 
 def find_by_parts(
-    cosines: Matrix, parts: int, level: float, draw: np.random.Generator, level_inside: float | None = None
+    cosines: Matrix,
+    parts: int,
+    level: float,
+    draw: np.random.Generator,
+    level_inside: float | None = None,
 ) -> PartFinding:
     """Find the clusters of n clients by the cosines of their parts.
 
@@ -391,7 +401,9 @@ def find_by_parts(
     return best
 
 
-def _split_further(labels: Labels, view: Matrix, parts: int, *, level: float, draw: np.random.Generator) -> None:
+def _split_further(
+    labels: Labels, view: Matrix, parts: int, *, level: float, draw: np.random.Generator
+) -> None:
     """Test each cluster by itself, split it if the test rejects, and change ``labels`` in place."""
     pending = list(range(labels.max() + 1))
     while pending:
@@ -411,7 +423,9 @@ def _list_part_rows(clients: Labels, parts: int) -> NDArray[np.int64]:
     return (clients[:, None] * parts + np.arange(parts)).ravel()
 
 
-def _test_once(view: Matrix, parts: int, level: float, *, draw: np.random.Generator) -> tuple[Labels, float, float]:
+def _test_once(
+    view: Matrix, parts: int, level: float, *, draw: np.random.Generator
+) -> tuple[Labels, float, float]:
     """Test for clusters and prune once.
 
     Returns
@@ -427,7 +441,9 @@ def _test_once(view: Matrix, parts: int, level: float, *, draw: np.random.Genera
     def count_at_least(costs: Matrix) -> int:
         return int((costs >= observed).sum())
 
-    shuffled, at_least = _sample_critical_costs(view, parts, level, draw=draw, count_at_least=count_at_least)
+    shuffled, at_least = _sample_critical_costs(
+        view, parts, level, draw=draw, count_at_least=count_at_least
+    )
     p_value = (at_least + 1) / (len(shuffled) + 1)  # the true order is one of the shuffles
     critical = float(np.quantile(shuffled, 1 - level))
     strength = max(observed, 0.0) / max(critical, 1e-12)
@@ -440,7 +456,12 @@ def _test_once(view: Matrix, parts: int, level: float, *, draw: np.random.Genera
 
 
 def _sample_critical_costs(
-    cosines: Matrix, parts: int, level: float, *, draw: np.random.Generator, count_at_least: Callable[[Matrix], int]
+    cosines: Matrix,
+    parts: int,
+    level: float,
+    *,
+    draw: np.random.Generator,
+    count_at_least: Callable[[Matrix], int],
 ) -> tuple[Matrix, int]:
     """Return Λ of as many shuffles as the level needs, and the number of those at least observed.
 

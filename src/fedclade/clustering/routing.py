@@ -10,10 +10,10 @@ and strangers that permute all labels (``benchmarks/newcomers.py``).
   member. Newcomers are less similar to members than members are to each other, because the model
   from which the members' updates were made had been trained on their examples: honest newcomers
   were at 0.20 and above, where ranges end at 0.31 to 0.42. The range itself would reject them.
-  Strangers are nearly at right angles to all clients (at the root at most 0.19), whatever the number
-  of their examples. A newcomer therefore fits down to half of the range's lower end, midway between
-  a member and a stranger. This detected every stranger, and rejected one of 240 honest newcomers,
-  which had 40 images.
+  Strangers are nearly at right angles to all clients (at the root at most 0.19), whatever the
+  number of their examples. A newcomer therefore fits down to half of the range's lower end, midway
+  between a member and a stranger. This detected every stranger, and rejected one of 240 honest
+  newcomers, which had 40 images.
 - *By loss.* Members are no measure, as the model has memorized their examples. A leaf fits a
   newcomer if its model predicts the labels better than a model of zeros, for which all labels are
   equally likely: the loss of that model is ln 10 = 2.3, the loss of honest newcomers was at most
@@ -125,7 +125,9 @@ class Assignment:
     @property
     def fitting(self) -> tuple[int, ...]:
         """Part of the path that fits: from the root to the last node before a step that does not."""
-        misfit = next((place for place, step in enumerate(self.steps) if not step.fits), len(self.steps))
+        misfit = next(
+            (place for place, step in enumerate(self.steps) if not step.fits), len(self.steps)
+        )
         return self.path[: len(self.path) - len(self.steps) + misfit]
 
     @property
@@ -145,7 +147,9 @@ def assign_to_root(ids: Sequence[int]) -> list[Assignment]:
     return [Assignment(client, (0,)) for client in ids]
 
 
-def route(tree: ParameterTree, ids: Sequence[int], clients: Clients, this_round: Round) -> list[Assignment]:
+def route(
+    tree: ParameterTree, ids: Sequence[int], clients: Clients, this_round: Round
+) -> list[Assignment]:
     """Assign newcomers by similarity if the tree has cached updates, and else by lowest loss.
 
     Parameters
@@ -234,7 +238,9 @@ def _list_movable(tree: ParameterTree, moving: set[int]) -> dict[int, list[int]]
     return movable
 
 
-def place_in_branches(tree: ParameterTree, node: int, updates: Updates) -> tuple[ParameterTree, dict[int, list[int]]]:
+def place_in_branches(
+    tree: ParameterTree, node: int, updates: Updates
+) -> tuple[ParameterTree, dict[int, list[int]]]:
     """Move clients into the branches of a node with the most similar cached updates.
 
     This is CFL Algorithm 4, lines 6 to 12. The clients' updates, made from the node's model, are
@@ -276,9 +282,12 @@ def require_updates(ids: Sequence[int], updates: Updates) -> Updates:
     missing = sorted(set(ids).difference(updates.ids))
     if not missing:
         return updates
-    reasons = [f"newcomer {client}: {updates.left_out.get(client, DROPPED_OUT)}" for client in missing]
+    reasons = [
+        f"newcomer {client}: {updates.left_out.get(client, DROPPED_OUT)}" for client in missing
+    ]
     raise UpdateError(
-        f"a newcomer without an update cannot be assigned: {'; '.join(reasons)}; take it out, or lower local.lr"
+        f"a newcomer without an update cannot be assigned: {'; '.join(reasons)}; take it out, or "
+        "lower local.lr"
     )
 
 
@@ -318,7 +327,9 @@ def assign_by_loss(tree: ParameterTree, ids: Sequence[int], clients: Clients) ->
     return assignments
 
 
-def compute_leaf_losses(tree: ParameterTree, ids: Sequence[int], clients: Clients) -> dict[int, dict[int, float]]:
+def compute_leaf_losses(
+    tree: ParameterTree, ids: Sequence[int], clients: Clients
+) -> dict[int, dict[int, float]]:
     """Return each newcomer's training loss with each leaf that has members, by client and leaf."""
     leaves = [leaf.id for leaf in tree.leaves if leaf.members]
     models, rows = tree.models(leaves)
@@ -327,7 +338,10 @@ def compute_leaf_losses(tree: ParameterTree, ids: Sequence[int], clients: Client
 
 
 def check_fit_by_loss(
-    losses: Mapping[int, Mapping[int, float]], taken: Mapping[int, int], tree: ParameterTree, clients: Clients
+    losses: Mapping[int, Mapping[int, float]],
+    taken: Mapping[int, int],
+    tree: ParameterTree,
+    clients: Clients,
 ) -> dict[int, bool]:
     """Return whether each newcomer fits into its leaf.
 
@@ -403,7 +417,9 @@ def estimate_by_loss(
     return LossEstimate(tree, float(lowest.mean()), _trimmed_mean(lowest, evaluation.byzantine))
 
 
-def find_chosen_models(models: Tensor, rows: Sequence[int], ids: Sequence[int], clients: Clients) -> dict[int, int]:
+def find_chosen_models(
+    models: Tensor, rows: Sequence[int], ids: Sequence[int], clients: Clients
+) -> dict[int, int]:
     """Return the model with the lowest loss on each client's training data.
 
     Parameters
@@ -436,14 +452,16 @@ def compute_training_losses(
 ) -> dict[int, Tensor]:
     """Return the losses of k models on each client's training data, by client.
 
-    ``rows`` are the rows of the k models in ``[K, S]``. The losses ``[k]`` are in nats, and infinite
-    for a model that diverged. Clients that do not reply are left out.
+    ``rows`` are the rows of the k models in ``[K, S]``. The losses ``[k]`` are in nats, and
+    infinite for a model that diverged. Clients that do not reply are left out.
     """
     evaluation = _evaluate_on_training_data(models, rows, ids, clients)
     return _group_losses(evaluation, len(rows))
 
 
-def _evaluate_on_training_data(models: Tensor, rows: Sequence[int], ids: Sequence[int], clients: Clients) -> Evaluation:
+def _evaluate_on_training_data(
+    models: Tensor, rows: Sequence[int], ids: Sequence[int], clients: Clients
+) -> Evaluation:
     """Return the scores of each of k models on the training data of each client."""
     repeated_ids = [client for client in ids for _ in rows]
     return clients.evaluate(repeated_ids, models, [*rows] * len(ids), "train")

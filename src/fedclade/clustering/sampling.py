@@ -52,7 +52,9 @@ def draw_cell_points(count: int, dim: int, draw: np.random.Generator) -> Tensor:
     return functional.normalize(normal, dim=1)
 
 
-def find_cell_centres(sums: Tensor, cells: int, k: int, noise: float, draw: np.random.Generator) -> Tensor:
+def find_cell_centres(
+    sums: Tensor, cells: int, k: int, noise: float, draw: np.random.Generator
+) -> Tensor:
     """Find k cluster centres by weighted k-means over the mean directions of cells.
 
     Parameters
@@ -93,7 +95,9 @@ ENTRIES_AT_ONCE = 2**21
 """Signature entries converted to float64 at a time: 16 MiB."""
 
 
-def assign_to_nearest_mean(signatures: Tensor, drawn: NDArray[np.int64], labels: Labels, metric: str) -> Labels:
+def assign_to_nearest_mean(
+    signatures: Tensor, drawn: NDArray[np.int64], labels: Labels, metric: str
+) -> Labels:
     """Assign all clients to the clusters of a sample, by the nearest mean.
 
     The mean is used whatever the linkage. It is less noisy than any member, so it recovers more of

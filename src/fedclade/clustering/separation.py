@@ -19,7 +19,11 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from fedclade.clustering.similarity import Similarity, cosine_similarity
-from fedclade.clustering.spanning_tree import Bipartition, find_bipartition_by_tree, find_optimal_bipartition
+from fedclade.clustering.spanning_tree import (
+    Bipartition,
+    find_bipartition_by_tree,
+    find_optimal_bipartition,
+)
 from fedclade.core import Updates, require
 
 Gammas = NDArray[np.float64]
@@ -122,7 +126,9 @@ def separation_gap(alpha: Similarity, truth: Sequence[int], alpha_cross_max: flo
     return alpha_intra_min - alpha_cross_max
 
 
-def _check_gammas(gammas: Sequence[float], truth: Sequence[int]) -> tuple[Gammas, NDArray[np.int64]]:
+def _check_gammas(
+    gammas: Sequence[float], truth: Sequence[int]
+) -> tuple[Gammas, NDArray[np.int64]]:
     """Return both as arrays, or raise ConfigError."""
     noise = np.asarray(gammas, dtype=np.float64)
     invalid = noise[~((noise >= 0) & (noise < 1))]
@@ -153,7 +159,9 @@ class SplitCriteria:
     by_tree: Bipartition | None = None  # optimal bi-partition, if found without a matrix
 
     @classmethod
-    def of(cls, updates: Updates, mean: Tensor | None, similarity: Similarity | None = None) -> SplitCriteria:
+    def of(
+        cls, updates: Updates, mean: Tensor | None, similarity: Similarity | None = None
+    ) -> SplitCriteria:
         """Measure the updates of one cluster and their mean ``[S]``, or None without updates."""
         if mean is None:
             return cls((), 0.0, 0.0, None)

@@ -171,7 +171,9 @@ LARGEST_DECOMPOSED = 500
 requested directions are computed."""
 
 
-def ternary_similarity(signatures: Tensor, directions: int = 3, others: Tensor | None = None) -> Points:
+def ternary_similarity(
+    signatures: Tensor, directions: int = 3, others: Tensor | None = None
+) -> Points:
     """Compute the distance of each update from the base directions of all, M of eq. 9.
 
     The base directions v_1, v_2, ... are the first left singular vectors of ΔWᵀ (Algorithm 3,
@@ -280,16 +282,20 @@ def _check_points(points: Points) -> Points:
     try:
         array = np.asarray(points)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"points should be an array of numbers [n, k], got {shown(points)}: {error}") from None
+        raise ConfigError(
+            f"points should be an array of numbers [n, k], got {shown(points)}: {error}"
+        ) from None
     if array.dtype.kind not in "fiu" or array.ndim != 2 or 0 in array.shape:
         raise ConfigError(
-            f"points should be an array of numbers [n, k], of at least 1 point, got {array.dtype} of shape "
-            f"{list(array.shape)}"
+            f"points should be an array of numbers [n, k], of at least 1 point, got {array.dtype} "
+            f"of shape {list(array.shape)}"
         )
     finite = np.isfinite(array).all(axis=1)
     if not finite.all():
         row = int(np.flatnonzero(~finite)[0])
-        raise ConfigError(f"points should be finite numbers, got {shown(array[row])} at place {row}")
+        raise ConfigError(
+            f"points should be finite numbers, got {shown(array[row])} at place {row}"
+        )
     return array
 
 
@@ -298,14 +304,17 @@ def _check_points(points: Points) -> Points:
 Angles = NDArray[np.float64]
 
 
-def compute_angles(vectors: Tensor, angle: Literal["smallest", "same_place"] = "smallest") -> Angles:
+def compute_angles(
+    vectors: Tensor, angle: Literal["smallest", "same_place"] = "smallest"
+) -> Angles:
     """Compute the angle between the data of each two clients, as the mean over their matrices.
 
     Parameters
     ----------
     vectors
         p unit vectors of each of L matrices of each client, ``[n, L, d, p]``. A vector of zeros is
-        missing. It does not count if both clients lack it; if one client lacks it, the angle is 90°.
+        missing. It does not count if both clients lack it; if one client lacks it, the angle is
+        90°.
     angle
         ``smallest`` is the smallest principal angle between two subspaces; ``same_place`` is the
         mean of the angles between vectors with the same number.

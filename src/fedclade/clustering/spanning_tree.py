@@ -104,7 +104,11 @@ class Forest:
         self._n = n
         self._count = 0
         capacity = n + max_extra_edges
-        self._buffer = Edges(np.empty(capacity, dtype=np.int64), np.empty(capacity, dtype=np.int64), np.empty(capacity))
+        self._buffer = Edges(
+            np.empty(capacity, dtype=np.int64),
+            np.empty(capacity, dtype=np.int64),
+            np.empty(capacity),
+        )
 
     def add(self, edges: Edges) -> None:
         """Add edges. If the buffer is full, reduce all edges to a spanning forest first."""
@@ -201,7 +205,9 @@ ENTRIES_AT_ONCE = 2**21
 """Signature entries converted to float64 at a time: 16 MiB."""
 
 
-def single_linkage(signatures: Tensor, metric: str, block: int | None = None, sample: int | None = None) -> Merges:
+def single_linkage(
+    signatures: Tensor, metric: str, block: int | None = None, sample: int | None = None
+) -> Merges:
     """Merge clients by single linkage, without the distances of all pairs in memory.
 
     The result is that of :func:`fedclade.clustering.agglomerate`. It takes about the time of one

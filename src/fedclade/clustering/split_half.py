@@ -46,7 +46,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedclade.clustering.linkage import agglomerate, cut
-from fedclade.clustering.similarity import Labels, Similarity, are_signs, convert_sign_cosines, cosine_similarity
+from fedclade.clustering.similarity import (
+    Labels,
+    Similarity,
+    are_signs,
+    convert_sign_cosines,
+    cosine_similarity,
+)
 
 MOST_CLUSTERS = 32
 """Largest number of clusters that a dendrogram is cut into."""
@@ -237,7 +243,9 @@ def find_clusters(replicates: Replicates) -> Finding:
     return _find_best(mean, across, own=own, max_clusters=MOST_CLUSTERS)
 
 
-def compute_gain(similarity: Similarity, labels: Labels, noise: float, own: NDArray[np.float64] | None = None) -> float:
+def compute_gain(
+    similarity: Similarity, labels: Labels, noise: float, own: NDArray[np.float64] | None = None
+) -> float:
     """Compute the gain G of a partition, by similarities that had no part in finding it.
 
     Parameters
@@ -293,7 +301,9 @@ def _select_columns(partitions: Labels, rows: Labels) -> Labels:
     return np.stack(selected)
 
 
-def _weigh_pairs(partitions: Labels, noise: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _weigh_pairs(
+    partitions: Labels, noise: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the weights of similarities in G, ``[K, n, n]``, and the costs that G subtracts.
 
     G is linear in the similarities: the weighted sum over all pairs, less (k − 1)·σ²/n.

@@ -6,9 +6,23 @@ The command line and the network import it; it imports the rooms whose settings 
 from fedclade.config.batch import Batch, check_labels, run_name
 from fedclade.config.build import Building, build_schema
 from fedclade.config.check import WRITTEN_ONLY, check_config, read_config
-from fedclade.config.scenario import Printed, Scenario, is_scenario, known_scales, read_scenario, read_scenarios
+from fedclade.config.scenario import (
+    Printed,
+    Scenario,
+    is_scenario,
+    known_scales,
+    read_scenario,
+    read_scenarios,
+)
 from fedclade.config.settings import SECTIONS, Config, TopLevel
-from fedclade.config.toml_files import apply_overrides, as_override, config_folder, find_config, find_configs, read_toml
+from fedclade.config.toml_files import (
+    apply_overrides,
+    as_override,
+    config_folder,
+    find_config,
+    find_configs,
+    read_toml,
+)
 
 __all__ = [
     "SECTIONS",

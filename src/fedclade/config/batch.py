@@ -10,7 +10,15 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from fedclade.config.settings import Config
-from fedclade.core import ConfigError, FedcladeError, FolderInUseError, RunError, RunInterrupted, name_problem, shown
+from fedclade.core import (
+    ConfigError,
+    FedcladeError,
+    FolderInUseError,
+    RunError,
+    RunInterrupted,
+    name_problem,
+    shown,
+)
 from fedclade.data import Federation
 from fedclade.runs import Callback, OnRound, Run, is_finished, read_run_config
 
@@ -46,9 +54,10 @@ def _is_done(folder: Path, config: Config) -> bool:
 class Batch:
     """Runs configs one after the other, and goes on with the next when one fails.
 
-    What an earlier call finished is read, and what it left unfinished is continued. ``start`` is called with the name
-    and the rounds of each run, and returns what to call after each round; ``callbacks`` returns the callbacks of a run;
-    ``finished`` is called with the run and its folder.
+    What an earlier call finished is read, and what it left unfinished is continued. ``start`` is
+    called with the name and the rounds of each run, and returns what to call after each round;
+    ``callbacks`` returns the callbacks of a run; ``finished`` is called with the run and its
+    folder.
     """
 
     start: Callable[[str, int], OnRound]
@@ -66,10 +75,14 @@ class Batch:
     """By what went wrong: the names of the runs."""
     left: list[str] = field(default_factory=list[str])
     """The names of the runs that are not done: not wanted, too late, or in the hands of another process."""
-    _federations: dict[int, tuple[Config, Federation]] = field(default_factory=dict[int, tuple[Config, Federation]])
+    _federations: dict[int, tuple[Config, Federation]] = field(
+        default_factory=dict[int, tuple[Config, Federation]]
+    )
     """By seed, with the config that it is of: algorithms of one scenario have it in common."""
 
-    def run(self, configs: Mapping[str, Config], seeds: int, target: Path, prefix: str = "") -> dict[str, list[Run]]:
+    def run(
+        self, configs: Mapping[str, Config], seeds: int, target: Path, prefix: str = ""
+    ) -> dict[str, list[Run]]:
         """Run every config with every seed into ``target/LABEL/seed-N``; return the runs that finished.
 
         Raises
@@ -80,10 +93,12 @@ class Batch:
         check_labels(configs)
         runs: dict[tuple[str, int], Run] = {}
         every = [(label, seed) for label in configs for seed in range(seeds)]
-        waiting, in_use = deque(every), set[tuple[str, int]]()
+        waiting = deque(every)
+        in_use = set[tuple[str, int]]()
         while waiting:
             label, seed = waiting.popleft()
-            name, folder = run_name(prefix, label, seed, seeds), target / label / f"seed-{seed}"
+            name = run_name(prefix, label, seed, seeds)
+            folder = target / label / f"seed-{seed}"
             config = replace(configs[label], top=replace(configs[label].top, seed=seed))
             unwanted = (label, seed) in in_use or self.over() or not fnmatch(name, self.only)
             if unwanted and not _is_done(folder, config):
@@ -99,7 +114,8 @@ class Batch:
                     waiting.append((label, seed))
             except RunInterrupted:
                 raise
-            except Exception as error:  # of a config, or of the user's own model or data: the others go on
+            except Exception as error:
+                # of a config, or of the user's own model or data: the others go on
                 known = isinstance(error, FedcladeError)
                 if not known:
                     _log.exception("%s failed", name)
@@ -107,7 +123,10 @@ class Batch:
                 self.failures.setdefault(why, []).append(name)
             else:
                 self.finished(runs[label, seed], folder)
-        of_label = {label: [runs[each] for each in every if each[0] == label and each in runs] for label in configs}
+        of_label = {
+            label: [runs[each] for each in every if each[0] == label and each in runs]
+            for label in configs
+        }
         return {label: found for label, found in of_label.items() if found}
 
     def _run(self, config: Config, name: str, folder: Path) -> Run:

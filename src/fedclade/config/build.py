@@ -12,7 +12,14 @@ from fedclade.config.data import with_files_found
 from fedclade.config.settings import Config
 from fedclade.config.toml_files import Section, apply_overrides, find_config, read_toml
 from fedclade.core import ConfigError, DataError, check_arguments
-from fedclade.data import SOURCES, DataSchema, OnClients, PlantedSettings, write_federation, write_planted
+from fedclade.data import (
+    SOURCES,
+    DataSchema,
+    OnClients,
+    PlantedSettings,
+    write_federation,
+    write_planted,
+)
 
 PLANTED = "planted"
 """Name of data that is made up block by block, for any number of clients."""
@@ -31,7 +38,8 @@ class Building:
     def read(cls, source: str, overrides: Sequence[str] = ()) -> Building:
         """Read a source: a TOML file or the name of a config, a data set's name, ``planted``, or files.
 
-        Files are named one by one, by a pattern, or by their folder. ``overrides`` are those of a config.
+        Files are named one by one, by a pattern, or by their folder. ``overrides`` are those of a
+        config.
 
         Raises
         ------
@@ -44,11 +52,17 @@ class Building:
         if not isinstance(section, dict) or section.get("name") != PLANTED:
             config = check_config(with_files_found(raw, folder))
             return cls(config, config.top.seed)
-        top = check_arguments("the config", _Top, {key: v for key, v in raw.items() if not isinstance(v, dict)})
+        top = check_arguments(
+            "the config", _Top, {key: v for key, v in raw.items() if not isinstance(v, dict)}
+        )
         given = {key: value for key, value in section.items() if key != "name"}
-        return cls(PlantedSettings(**check_arguments("[data]", PlantedSettings, given)), top.get("seed", 0))
+        return cls(
+            PlantedSettings(**check_arguments("[data]", PlantedSettings, given)), top.get("seed", 0)
+        )
 
-    def build(self, folder: Path, data_dir: str | Path | None = None, on_clients: OnClients | None = None) -> str:
+    def build(
+        self, folder: Path, data_dir: str | Path | None = None, on_clients: OnClients | None = None
+    ) -> str:
         """Write the folder, which must not exist; return what is in it.
 
         Raises
@@ -70,7 +84,9 @@ class _Top:
     seed: int = 0
 
 
-def build_schema(source: str, overrides: Sequence[str] = (), data_dir: str | Path | None = None) -> DataSchema:
+def build_schema(
+    source: str, overrides: Sequence[str] = (), data_dir: str | Path | None = None
+) -> DataSchema:
     """Return the schema of the tables that a config or files name.
 
     Raises
@@ -84,7 +100,9 @@ def build_schema(source: str, overrides: Sequence[str] = (), data_dir: str | Pat
     apply_overrides(raw, overrides)
     config = check_config(with_files_found(raw, folder), on_network=True)
     if "files" not in config.data:
-        raise ConfigError(f"a schema is of tables in files, and {source!r} names none by data.files")
+        raise ConfigError(
+            f"a schema is of tables in files, and {source!r} names none by data.files"
+        )
     return config.own_files(data_dir).propose().schema
 
 
@@ -102,4 +120,6 @@ def _raw(source: str) -> tuple[Section, Path]:
         return {"data": {"files": source}}, Path()
     found = find_config(source)
     raw = read_toml(found)
-    return {key: raw[key] for key in ("seed", "data", "task", "newcomers") if key in raw}, found.parent
+    return {
+        key: raw[key] for key in ("seed", "data", "task", "newcomers") if key in raw
+    }, found.parent

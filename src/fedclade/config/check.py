@@ -65,17 +65,22 @@ def read_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     Raises
     ------
     ConfigError
-        If the file is missing or no TOML, or with all problems of the config at once, a line for each.
+        If the file is missing or no TOML, or with all problems of the config at once, a line for
+        each.
     """
     path = find_config(path) if isinstance(path, str) else path
     raw = read_toml(path)
     if "algorithms" in raw:
-        raise ConfigError(f"{path} is a scenario: it has several [algorithms]; run it with 'fedclade compare'")
+        raise ConfigError(
+            f"{path} is a scenario: it has several [algorithms]; run it with 'fedclade compare'"
+        )
     apply_overrides(raw, overrides)
     try:
         return check_config(with_files_found(raw, path.parent))
     except ConfigError as error:
-        raise type(error)("\n".join(f"{path}: {line}" for line in str(error).splitlines())) from error
+        raise type(error)(
+            "\n".join(f"{path}: {line}" for line in str(error).splitlines())
+        ) from error
 
 
 @checked()
@@ -88,7 +93,11 @@ def check_config(raw: Mapping[str, Any], *, on_network: bool = False) -> Config:
         With all problems at once, a line for each.
     """
     problems = _Problems()
-    top_settings = {key: value for key, value in raw.items() if key not in SECTIONS and not isinstance(value, Mapping)}
+    top_settings = {
+        key: value
+        for key, value in raw.items()
+        if key not in SECTIONS and not isinstance(value, Mapping)
+    }
     for key in raw:
         if key not in (*SECTIONS, *WRITTEN_ONLY) and key not in top_settings:
             problems.add(unknown("section", key, SECTIONS))
@@ -108,10 +117,14 @@ def _check_together(
     problems: _Problems, algorithm: Algorithm | None, data: Section | None, right: Mapping[str, Any]
 ) -> None:
     """Check what sections say of each other, as far as each is right by itself; None is what is not."""
-    top, newcomers, privacy = right["top"], right["newcomers"], right["privacy"]
+    top = right["top"]
+    newcomers = right["newcomers"]
+    privacy = right["privacy"]
     if newcomers is not None:
         clients = MANY if data is None else data.get("clients", MANY)
-        problems.collect("", check_newcomers, newcomers.clients, newcomers.samples_per_client, clients)
+        problems.collect(
+            "", check_newcomers, newcomers.clients, newcomers.samples_per_client, clients
+        )
         presence = problems.collect("", lambda: newcomers.presence)
         if presence is not None and top is not None and data is not None:
             problems.collect("", presence.check, newcomers.clients, clients or 0, top.rounds)
@@ -127,14 +140,23 @@ def _check_together(
         if right["adversary"] is not None:
             central = privacy is not None and privacy.model == "central"
             problems.collect("", right["adversary"].check_stream, top.stream, central=central)
-    if privacy is not None and privacy.level == "example" and data is not None and data.get("standardize") == "client":
+    if (
+        privacy is not None
+        and privacy.level == "example"
+        and data is not None
+        and data.get("standardize") == "client"
+    ):
         problems.add(by_own_examples("client"))
     if top is not None and right["signature"] is not None and algorithm is not None:
         private = None if privacy is None else privacy.mechanism
         least = 1 if privacy is None else privacy.min_cluster_size
         rule = right["aggregate"] or Aggregation()
         settings = RunSettings(
-            stream=top.stream, signature=right["signature"], privacy=private, min_cluster_size=least, aggregate=rule
+            stream=top.stream,
+            signature=right["signature"],
+            privacy=private,
+            min_cluster_size=least,
+            aggregate=rule,
         )
         clients = 0 if data is None else data.get("clients") or 0
         rounds = replace(settings, min_clients=top.min_clients, client_fraction=top.client_fraction)
@@ -159,12 +181,16 @@ class _Problems:
         self.add(unknown(f"{kind}:", value, known))
         return None
 
-    def collect(self, section: str, check: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
+    def collect(
+        self, section: str, check: Callable[..., Any], *arguments: Any, **settings: Any
+    ) -> Any:
         """Call something that may raise a ConfigError, and note its lines; return what it returns, or None."""
         try:
             return check(*arguments, **settings)
         except ConfigError as error:
-            self._has_untrusted_name = self._has_untrusted_name or isinstance(error, UntrustedNameError)
+            self._has_untrusted_name = self._has_untrusted_name or isinstance(
+                error, UntrustedNameError
+            )
             for line in str(error).splitlines():
                 placed = not section or line.startswith(f"{section}.") or f"[{section}]" in line
                 self.add(line if placed else f"[{section}] {line}")
@@ -186,20 +212,33 @@ class _Problems:
     ) -> Any:
         """Return what is made of settings, or None if it refuses them, or :func:`check_arguments` does.
 
-        Where some are of a wrong type, it is tried with the others, whose values may be out of range.
+        Where some are of a wrong type, it is tried with the others, whose values may be out of
+        range.
         """
-        owner, right = f"[{section}]" if section else "the config", dict[str, Any]()
+        owner = f"[{section}]" if section else "the config"
+        right = dict[str, Any]()
         known = known_arguments(takers, besides, positional=positional)
         for key, value in settings.items():
-            one = self.collect(section, check_arguments, owner, takers, {key: value}, besides, positional=positional)
+            one = self.collect(
+                section,
+                check_arguments,
+                owner,
+                takers,
+                {key: value},
+                besides,
+                positional=positional,
+            )
             right |= one or {}
         if not (wrong := settings.keys() - right.keys()):
             return self.collect(section, make, right)
-        if wrong <= known.keys():  # of one that is misspelt nobody knows what else it would make wrong
+        # of one that is misspelt nobody knows what else it would make wrong
+        if wrong <= known.keys():
             others = _Problems()
             others.collect(section, make, right)
             of_wrong = re.compile("|".join(rf"\b{re.escape(key)}\b" for key in wrong))
-            self._lines += [line for line in others._lines if ", got" in line and not of_wrong.search(line)]
+            self._lines += [
+                line for line in others._lines if ", got" in line and not of_wrong.search(line)
+            ]
         return None
 
     def report(self) -> None:
@@ -240,7 +279,9 @@ def _data(section: Section, problems: _Problems, *, on_network: bool) -> tuple[S
 
     def filled_in(fitted: Section) -> Section:
         filled = {**defaults(functions, _NOT_IN_DATA), **fitted}
-        check_data_settings(**{key: filled[key] for key in filled if key in known_arguments(check_data_settings)})
+        check_data_settings(
+            **{key: filled[key] for key in filled if key in known_arguments(check_data_settings)}
+        )
         resolve_augment(filled["augment"])
         for check in (partition.check, shift.check):
             if check is not None:
@@ -257,9 +298,13 @@ def _model(section: Section, problems: _Problems) -> Section:
     factory = problems.collect("model", model_factory, name)
     if factory is None:
         return section
-    parts = problems.building("model", Parts, {key: section[key] for key in PARTS if key in section})
+    parts = problems.building(
+        "model", Parts, {key: section[key] for key in PARTS if key in section}
+    )
     arguments = {key: value for key, value in options(section).items() if key not in PARTS}
-    fitted = problems.collect("model", check_arguments, "[model]", factory, arguments, FROM_DATA, positional=True)
+    fitted = problems.collect(
+        "model", check_arguments, "[model]", factory, arguments, FROM_DATA, positional=True
+    )
     problems.collect("", check_widths, str(name), fitted or {})
     filled = {**defaults(factory, FROM_DATA, positional=True), **(fitted or {})}
     return {"name": name, **filled, **({} if parts is None else parts.as_dict())}

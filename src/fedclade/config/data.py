@@ -79,12 +79,20 @@ def _with_data_found(raw: Section, folder: Path) -> Section:
     That is ``data.files``, or a federation's ``data.folder``.
     """
     section = raw.get("data")
-    files, built = (section.get(key) if isinstance(section, Mapping) else None for key in ("files", "folder"))
+    files, built = (
+        section.get(key) if isinstance(section, Mapping) else None for key in ("files", "folder")
+    )
     for place in (Path(), folder):
         if isinstance(built, str) and (place / built).is_dir():
             return {**raw, "data": {**raw["data"], "folder": str((place / built).absolute())}}
         if isinstance(files, str) and match_files(files, place):
-            return {**raw, "data": {**raw["data"], "files": str(Path(glob.escape(str(place.absolute())), files))}}
+            return {
+                **raw,
+                "data": {
+                    **raw["data"],
+                    "files": str(Path(glob.escape(str(place.absolute())), files)),
+                },
+            }
     return raw
 
 
@@ -98,10 +106,16 @@ def check_own_data(section: Section, *, on_network: bool = False) -> Section:
     """
     if "folder" in section:
         return _check_folder(section)
-    return _check_files(section, on_network=on_network) if "files" in section else _check_function(section)
+    return (
+        _check_files(section, on_network=on_network)
+        if "files" in section
+        else _check_function(section)
+    )
 
 
-def load_data(section: Section, task: TaskKind | None, data_dir: str | Path | None, **from_config: Any) -> Federation:
+def load_data(
+    section: Section, task: TaskKind | None, data_dir: str | Path | None, **from_config: Any
+) -> Federation:
     """Make a federation of what a section names: one of fedclade's data sets, files, or what a function returns.
 
     Raises
@@ -121,13 +135,17 @@ def load_data(section: Section, task: TaskKind | None, data_dir: str | Path | No
     return files.federation(settings, task, data_dir)
 
 
-def open_files(section: Section, task: TaskKind | None, data_dir: str | Path | None, **from_config: Any) -> TableSource:
+def open_files(
+    section: Section, task: TaskKind | None, data_dir: str | Path | None, **from_config: Any
+) -> TableSource:
     """Read the files that a section names, and encode nothing yet."""
     files, settings = _files_settings(section, from_config)
     return files.source(settings, task, data_dir)
 
 
-def _files_settings(section: Section, from_config: Mapping[str, Any]) -> tuple[FilesSettings, OwnSettings]:
+def _files_settings(
+    section: Section, from_config: Mapping[str, Any]
+) -> tuple[FilesSettings, OwnSettings]:
     files = FilesSettings(**_those_of(section, known_arguments(FilesSettings)))
     return files, OwnSettings(**_those_of(section, known_arguments(OwnSettings)), **from_config)
 
@@ -137,14 +155,18 @@ def _shared_out(source: str | Pool, section: Section, from_config: Mapping[str, 
     settings = _those_of(section, known_arguments(load_federation))
     extra = {key: value for key, value in section.items() if key not in settings and key != "name"}
     partition = known_arguments(find_partition(section.get("partition", "iid")).split)
-    shift = known_arguments(find_shift(section.get("shift", "none")).views).keys() - partition.keys()
+    shift = (
+        known_arguments(find_shift(section.get("shift", "none")).views).keys() - partition.keys()
+    )
     return load_federation(
         source,
         **settings,
         **from_config,
         partition_arguments={key: value for key, value in extra.items() if key in partition},
         shift_arguments={key: value for key, value in extra.items() if key in shift},
-        source_arguments={key: value for key, value in extra.items() if key not in {*partition, *shift}},
+        source_arguments={
+            key: value for key, value in extra.items() if key not in {*partition, *shift}
+        },
     )
 
 
@@ -159,13 +181,23 @@ class FolderSettings:
 
 def _check_folder(section: Section) -> Section:
     others = {*known_arguments(load_federation), *known_arguments((FilesSettings, OwnSettings))}
-    shared = [key for key in section if key in others and key not in known_arguments(FolderSettings)]
+    shared = [
+        key for key in section if key in others and key not in known_arguments(FolderSettings)
+    ]
     if shared:
         why = "whose clients have their data already"
-        raise ConfigError("\n".join(f"data.{key} makes no sense with a folder, {why}; leave it out" for key in shared))
+        raise ConfigError(
+            "\n".join(
+                f"data.{key} makes no sense with a folder, {why}; leave it out" for key in shared
+            )
+        )
     fitted = check_arguments("[data]", FolderSettings, section)
     resolve_augment(fitted.get("augment"))
-    return {**defaults(FolderSettings), **fitted, "name": fitted.get("name") or Path(fitted["folder"]).name}
+    return {
+        **defaults(FolderSettings),
+        **fitted,
+        "name": fitted.get("name") or Path(fitted["folder"]).name,
+    }
 
 
 def _from_folder(settings: FolderSettings, from_config: Mapping[str, Any]) -> Federation:
@@ -177,15 +209,28 @@ def _from_folder(settings: FolderSettings, from_config: Mapping[str, Any]) -> Fe
 def _check_held_back(found: Federation, which: str, from_config: Mapping[str, Any]) -> None:
     held_back = 0 if found.newcomers is None else len(found.newcomers)
     rule = f"{held_back}, as the Federation {which} has"
-    require(("newcomers.clients", from_config["newcomers"], from_config["newcomers"] in (0, held_back), rule))
+    require(
+        (
+            "newcomers.clients",
+            from_config["newcomers"],
+            from_config["newcomers"] in (0, held_back),
+            rule,
+        )
+    )
 
 
 def _check_files(section: Section, *, on_network: bool) -> Section:
     takers = FilesSettings, OwnSettings
     known = [key for key in known_arguments(takers) if key not in FROM_CONFIG]
-    shared = [key for key in section if key not in known and key in known_arguments(load_federation)]
+    shared = [
+        key for key in section if key not in known and key in known_arguments(load_federation)
+    ]
     if shared:
-        raise ConfigError("\n".join(f"data.{key} makes no sense with files, {_WHY}; leave it out" for key in shared))
+        raise ConfigError(
+            "\n".join(
+                f"data.{key} makes no sense with files, {_WHY}; leave it out" for key in shared
+            )
+        )
     fitted = check_arguments("[data]", takers, section, FROM_CONFIG)
     if "target" not in fitted:
         raise ConfigError("data.target should name the column to predict, got none")
@@ -202,7 +247,8 @@ _WHY = "whose rows belong to clients already"
 def _check_function(section: Section) -> Section:
     name = section["name"]
     function = _function(name)
-    partition, shift = find_partition(section.get("partition", "iid")), find_shift(section.get("shift", "none"))
+    partition = find_partition(section.get("partition", "iid"))
+    shift = find_shift(section.get("shift", "none"))
     takers = partition.split, shift.views, function, OwnSettings, load_federation
     besides = (*FROM_CONFIG, *_FOR_POOLS)
     given = {key: value for key, value in section.items() if key != "name"}
@@ -217,10 +263,14 @@ def _function(name: object) -> Callable[..., Any]:
 
 
 def _federation_of(
-    section: Section, task: TaskKind | None, data_dir: str | Path | None, from_config: Mapping[str, Any]
+    section: Section,
+    task: TaskKind | None,
+    data_dir: str | Path | None,
+    from_config: Mapping[str, Any],
 ) -> Federation:
     """Call the function, and make a federation of what it returns."""
-    name, function = section["name"], _function(section["name"])
+    name = section["name"]
+    function = _function(section["name"])
     takes = known_arguments(function, positional=True)
     there = {**section, "seed": from_config["seed"], "data_dir": data_dir}
     returned = call_own(f"data {name!r}", function, **_those_of(there, takes))
@@ -228,28 +278,39 @@ def _federation_of(
     left = {key: value for key, value in section.items() if key not in takes and key != "name"}
     if isinstance(returned, Pool | Dataset):
         pool = (
-            returned if isinstance(returned, Pool) else pool_from_torch(returned, None, title, task or "classification")
+            returned
+            if isinstance(returned, Pool)
+            else pool_from_torch(returned, None, title, task or "classification")
         )
         pool = pool.with_inputs_as(left.pop("inputs_are", "auto"))
         return _shared_out(pool, {**_those_of(section, ("clients",)), **left}, from_config)
     if isinstance(returned, Mapping):
-        _refuse([key for key in left if key not in known_arguments(OwnSettings)], name, "a mapping of clients")
+        _refuse(
+            [key for key in left if key not in known_arguments(OwnSettings)],
+            name,
+            "a mapping of clients",
+        )
         return federation(returned, task, name=title, **left, **from_config)
     if not isinstance(returned, Federation):
         raise DataError(
-            f"data {name!r} should return a Federation, or a mapping of client names to (train, test), got "
-            f"{type(returned).__name__}"
+            f"data {name!r} should return a Federation, or a mapping of client names to (train, "
+            f"test), got {type(returned).__name__}"
         )
     _refuse([key for key in left if key != "augment"], name, "a Federation")
     _check_held_back(returned, f"that {name!r} returns", from_config)
-    return replace(returned, augment=resolve_augment(left["augment"])) if "augment" in left else returned
+    return (
+        replace(returned, augment=resolve_augment(left["augment"]))
+        if "augment" in left
+        else returned
+    )
 
 
 def _refuse(keys: Sequence[str], name: object, returned: str) -> None:
     if keys:
         raise ConfigError(
             "\n".join(
-                f"data.{key} makes no sense with {name!r}, which returns {returned}; leave it out" for key in keys
+                f"data.{key} makes no sense with {name!r}, which returns {returned}; leave it out"
+                for key in keys
             )
         )
 

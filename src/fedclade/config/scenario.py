@@ -59,22 +59,27 @@ def known_scales(path: Path) -> tuple[str, ...]:
 
 
 @checked()
-def read_scenarios(path: Path, overrides: Sequence[str] = (), scale: str | None = None) -> list[Scenario]:
+def read_scenarios(
+    path: Path, overrides: Sequence[str] = (), scale: str | None = None
+) -> list[Scenario]:
     """Read and check the scenarios of a file: one, or one for each cell of a grid.
 
-    A scenario is a config with a table ``[algorithms]`` in place of ``[algorithm]``: a table of hyper-parameters for
-    each algorithm, with its ``name`` where that differs from the key. It may have a number of ``seeds``, and tables
-    ``[scales.NAME]`` with whatever differs at that scale. ``overrides``, as after ``--set``, win over both. A table
-    ``[cells]`` of lists, such as ``"data.level" = [1, 5]``, makes a scenario of each combination of their values.
+    A scenario is a config with a table ``[algorithms]`` in place of ``[algorithm]``: a table of
+    hyper-parameters for each algorithm, with its ``name`` where that differs from the key. It may
+    have a number of ``seeds``, and tables ``[scales.NAME]`` with whatever differs at that scale.
+    ``overrides``, as after ``--set``, win over both. A table ``[cells]`` of lists, such as
+    ``"data.level" = [1, 5]``, makes a scenario of each combination of their values.
 
-    ``[printed]`` has the figures of a paper, to stand beside ours: their ``source``, the keys of ``[cells]`` that they
-    are ``means_over``, and a table for each combination of values of the others, such as ``5 = { fedavg = 80.9 }``.
-    They are of the file as it stands, and left out at a scale or with ``overrides``.
+    ``[printed]`` has the figures of a paper, to stand beside ours: their ``source``, the keys of
+    ``[cells]`` that they are ``means_over``, and a table for each combination of values of the
+    others, such as ``5 = { fedavg = 80.9 }``. They are of the file as it stands, and left out at a
+    scale or with ``overrides``.
 
     Raises
     ------
     ConfigError
-        If the file is missing or no TOML, the scale is unknown, or with all other problems at once, a line for each.
+        If the file is missing or no TOML, the scale is unknown, or with all other problems at once,
+        a line for each.
     """
     raw = read_toml(path)
     scales = _table(raw, "scales", path)
@@ -92,24 +97,37 @@ def read_scenarios(path: Path, overrides: Sequence[str] = (), scale: str | None 
     except ConfigError as error:
         raise ConfigError(f"{path}: a key of [algorithms]: {error}") from None
     if "algorithm" in raw:
-        raise ConfigError(f"{path}: a scenario has no [algorithm]; set hyper-parameters in [algorithms]")
+        raise ConfigError(
+            f"{path}: a scenario has no [algorithm]; set hyper-parameters in [algorithms]"
+        )
     if not isinstance(seeds, int) or isinstance(seeds, bool) or seeds < 1:
-        raise ConfigError(f"{path}: seeds should be a whole number of at least 1, got {shown(seeds)}")
+        raise ConfigError(
+            f"{path}: seeds should be a whole number of at least 1, got {shown(seeds)}"
+        )
     besides = ("algorithms", "scales", "seeds", "cells", "printed")
     shared = {key: value for key, value in raw.items() if key not in besides}
     shared = with_files_found(shared, path.parent)
     cells = _table(raw, "cells", path)
     for key, values in cells.items():
         if not isinstance(values, list) or not values:
-            raise ConfigError(f"{path}: {key} of [cells] should be a list of values, got {shown(values)}")
+            raise ConfigError(
+                f"{path}: {key} of [cells] should be a list of values, got {shown(values)}"
+            )
         if twice := next((value for i, value in enumerate(values) if value in values[:i]), None):
-            raise ConfigError(f"{path}: {key} of [cells] should be different values, got {shown(twice)} twice")
+            raise ConfigError(
+                f"{path}: {key} of [cells] should be different values, got {shown(twice)} twice"
+            )
     found: list[Scenario] = []
     as_it_stands = scale is None and not overrides
-    printed = _printed(path, _table(raw, "printed", path), cells, algorithms) if as_it_stands else {}
+    printed = (
+        _printed(path, _table(raw, "printed", path), cells, algorithms) if as_it_stands else {}
+    )
     for values in itertools.product(*cells.values()):
-        name, of_cell = _name(path, values), copy.deepcopy(shared)
-        apply_overrides(of_cell, [as_override(key, value) for key, value in zip(cells, values, strict=True)])
+        name = _name(path, values)
+        of_cell = copy.deepcopy(shared)
+        apply_overrides(
+            of_cell, [as_override(key, value) for key, value in zip(cells, values, strict=True)]
+        )
         found.append(Scenario(name, _configs(path, of_cell, algorithms), seeds, printed.get(name)))
     return found
 
@@ -122,13 +140,18 @@ def read_scenario(path: Path, overrides: Sequence[str] = (), scale: str | None =
     return scenario
 
 
-def _configs(path: Path, shared: Mapping[str, Any], algorithms: Mapping[str, Any]) -> dict[str, Config]:
+def _configs(
+    path: Path, shared: Mapping[str, Any], algorithms: Mapping[str, Any]
+) -> dict[str, Config]:
     """Return the config of each algorithm."""
     configs: dict[str, Config] = {}
-    problems: dict[str, None] = {}  # a dict, since all algorithms share the problems of the other sections
+    # a dict, since all algorithms share the problems of the other sections
+    problems: dict[str, None] = {}
     for label in algorithms:
         try:
-            configs[label] = check_config({**shared, "algorithm": {"name": label, **_table(algorithms, label, path)}})
+            configs[label] = check_config(
+                {**shared, "algorithm": {"name": label, **_table(algorithms, label, path)}}
+            )
         except ConfigError as error:
             named = re.sub(r"\balgorithm(?=[.\]])", f"algorithms.{label}", str(error))
             problems |= dict.fromkeys(f"{path}: {line}" for line in named.splitlines())
@@ -143,20 +166,31 @@ def _name(path: Path, values: Sequence[Any]) -> str:
 
 
 def _printed(
-    path: Path, table: Mapping[str, Any], cells: Mapping[str, Sequence[Any]], algorithms: Mapping[str, Any]
+    path: Path,
+    table: Mapping[str, Any],
+    cells: Mapping[str, Sequence[Any]],
+    algorithms: Mapping[str, Any],
 ) -> dict[str, Printed]:
     """Return what is printed of each scenario, by its name."""
     if not table:
         return {}
-    source, over = table.get("source", ""), table.get("means_over", [])
+    source = table.get("source", "")
+    over = table.get("means_over", [])
     if not isinstance(source, str) or not source:
-        raise ConfigError(f"{path}: source of [printed] should say where the figures stand, got {shown(source)}")
+        raise ConfigError(
+            f"{path}: source of [printed] should say where the figures stand, got {shown(source)}"
+        )
     wrong = [key for key in over if key not in [*cells]] if isinstance(over, list) else [over]
     if wrong:
-        raise ConfigError(f"{path}: means_over of [printed] should be a list of keys of [cells], got {shown(wrong[0])}")
+        raise ConfigError(
+            f"{path}: means_over of [printed] should be a list of keys of [cells], got "
+            f"{shown(wrong[0])}"
+        )
     groups: dict[str, list[str]] = {}
     for values in itertools.product(*cells.values()):
-        group = " ".join(str(value) for key, value in zip(cells, values, strict=True) if key not in over)
+        group = " ".join(
+            str(value) for key, value in zip(cells, values, strict=True) if key not in over
+        )
         groups.setdefault(group, []).append(_name(path, values))
     found: dict[str, Printed] = {}
     for group in (key for key in table if key not in ("source", "means_over")):
@@ -165,11 +199,21 @@ def _printed(
         figures = _table(table, group, path)
         for label, figure in figures.items():
             if label not in algorithms:
-                raise ConfigError(f"{path}: {unknown(f'algorithm of [printed.{group}]:', label, algorithms)}")
-            if not isinstance(figure, int | float) or isinstance(figure, bool) or not math.isfinite(figure):
-                raise ConfigError(f"{path}: {label} of [printed.{group}] should be a number, got {shown(figure)}")
+                raise ConfigError(
+                    f"{path}: {unknown(f'algorithm of [printed.{group}]:', label, algorithms)}"
+                )
+            if (
+                not isinstance(figure, int | float)
+                or isinstance(figure, bool)
+                or not math.isfinite(figure)
+            ):
+                raise ConfigError(
+                    f"{path}: {label} of [printed.{group}] should be a number, got {shown(figure)}"
+                )
         names = tuple(groups[group])
-        found |= dict.fromkeys(names, Printed(source, f"{path.stem} {group}".strip(), names, figures))
+        found |= dict.fromkeys(
+            names, Printed(source, f"{path.stem} {group}".strip(), names, figures)
+        )
     return found
 
 
@@ -185,5 +229,9 @@ def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
     merged = dict(base)
     for key, value in changes.items():
         old = base.get(key)
-        merged[key] = _merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+        merged[key] = (
+            _merged(old, value)
+            if isinstance(old, Mapping) and isinstance(value, Mapping)
+            else value
+        )
     return merged

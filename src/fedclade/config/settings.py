@@ -16,7 +16,18 @@ from fedclade.config.toml_files import Section
 from fedclade.core import Aggregation, DataSpec, LocalTraining, require
 from fedclade.data import Federation, TableSource
 from fedclade.models import PARTS, Parts
-from fedclade.runs import Callback, Churn, EarlyStopping, Every, OnRound, Run, RunSettings, Stream, module_for, simulate
+from fedclade.runs import (
+    Callback,
+    Churn,
+    EarlyStopping,
+    Every,
+    OnRound,
+    Run,
+    RunSettings,
+    Stream,
+    module_for,
+    simulate,
+)
 from fedclade.tasks import Task, build_task
 from fedclade.training import Actors
 
@@ -106,7 +117,9 @@ class StopSection:
         """The callback; None without a patience."""
         if self.patience is None:
             return None
-        return EarlyStopping(self.metric, self.patience, self.min_delta, start_round=self.start_round)
+        return EarlyStopping(
+            self.metric, self.patience, self.min_delta, start_round=self.start_round
+        )
 
 
 LATER_OF_PRIVACY = ("model", "signature_noise", "signature_epsilon", "level", "min_cluster_size")
@@ -217,7 +230,9 @@ class Config:
         """Which parts the model has."""
         parts = Parts.of(self.model)
         of_algorithm = algorithm_class(self.algorithm["name"]).personal
-        return parts if parts.personal or not of_algorithm else replace(parts, personal=of_algorithm)
+        return (
+            parts if parts.personal or not of_algorithm else replace(parts, personal=of_algorithm)
+        )
 
     @property
     def settings(self) -> RunSettings:
@@ -241,7 +256,10 @@ class Config:
 
     def federation(self, data_dir: str | Path | None = None) -> Federation:
         """Load the data and share it out; raises what :func:`fedclade.load_federation` raises."""
-        late = {"newcomers": self.newcomers.clients, "newcomer_samples": self.newcomers.samples_per_client}
+        late = {
+            "newcomers": self.newcomers.clients,
+            "newcomer_samples": self.newcomers.samples_per_client,
+        }
         return load_data(self.data, self.task.task.kind, data_dir, seed=self.top.seed, **late)
 
     def own_files(self, data_dir: str | Path | None = None) -> TableSource:
@@ -285,10 +303,14 @@ class Config:
         )
 
     def built_algorithm(
-        self, true_clusters: Mapping[int, int] | None, later: Mapping[int, Mapping[int, int]] | None = None
+        self,
+        true_clusters: Mapping[int, int] | None,
+        later: Mapping[int, Mapping[int, int]] | None = None,
     ) -> Algorithm:
         """Build the algorithm; the oracle needs the true clusters, and raises a ConfigError without them."""
-        return build_algorithm(self.algorithm["name"], options(self.algorithm), true_clusters, later)
+        return build_algorithm(
+            self.algorithm["name"], options(self.algorithm), true_clusters, later
+        )
 
     def built_model(self, schema: DataSpec, seed: int) -> nn.Module:
         """Build the model for some data, drawn from a seed, before it is parted.

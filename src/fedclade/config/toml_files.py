@@ -23,10 +23,12 @@ def read_toml(path: Path) -> Section:
     Raises
     ------
     ConfigError
-        If it is missing or no TOML, or holds what no config can: numbers of more than 64 bits, very deep tables.
+        If it is missing or no TOML, or holds what no config can: numbers of more than 64 bits, very
+        deep tables.
     """
     try:
-        return _parsed(path.read_text(encoding="utf-8"), str(path))  # which TOML is, whatever the locale
+        # which TOML is, whatever the locale
+        return _parsed(path.read_text(encoding="utf-8"), str(path))
     except OSError as error:
         raise ConfigError(f"cannot read the config {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -40,7 +42,9 @@ def _parsed(text: str, where: str) -> Section:
     except (tomllib.TOMLDecodeError, UnicodeError):
         raise
     except RecursionError as error:
-        raise ConfigError(f"{where}: tables and lists should be at most {MOST_NESTED} deep") from error
+        raise ConfigError(
+            f"{where}: tables and lists should be at most {MOST_NESTED} deep"
+        ) from error
     except ValueError as error:  # Python's own limit on digits, or a date that there is not
         raise ConfigError(f"{where} is not a TOML file: {error}") from error
     _check_values(raw, where, MOST_NESTED)
@@ -49,7 +53,10 @@ def _parsed(text: str, where: str) -> Section:
 
 def _check_values(value: object, where: str, deeper: int) -> None:
     if isinstance(value, int) and value.bit_length() > 63:
-        raise ConfigError(f"{where}: whole numbers should have at most 64 bits, as TOML has them, got {shown(value)}")
+        raise ConfigError(
+            f"{where}: whole numbers should have at most 64 bits, as TOML has them, got "
+            f"{shown(value)}"
+        )
     if isinstance(value, dict | list):
         if deeper == 0:
             raise ConfigError(f"{where}: tables and lists should be at most {MOST_NESTED} deep")
@@ -78,7 +85,9 @@ def apply_overrides(raw: Section, overrides: Sequence[str]) -> None:
         for depth, section in enumerate(sections, start=1):
             target = target.setdefault(section, {})
             if not isinstance(target, dict):
-                raise ConfigError(f"--set {shown(override)}: {shown('.'.join(sections[:depth]))} is not a section")
+                raise ConfigError(
+                    f"--set {shown(override)}: {shown('.'.join(sections[:depth]))} is not a section"
+                )
         target[key] = value
 
 
@@ -110,10 +119,16 @@ def find_config(name: str) -> Path:
     if os.path.isfile(path):  # noqa: PTH113 -- Path's raises where no file can have the name
         return path
     shipped = {file.stem: file for file in sorted(config_folder().glob("*.toml"))}
-    if path.stem in shipped and path.suffix in ("", ".toml") and path.parent in (Path(), Path("configs")):
+    if (
+        path.stem in shipped
+        and path.suffix in ("", ".toml")
+        and path.parent in (Path(), Path("configs"))
+    ):
         return shipped[path.stem]
     if path.suffix == ".toml" or len(path.parts) > 1:
-        raise ConfigError(f"there is no config {name}; 'fedclade ls configs' lists those that come with fedclade")
+        raise ConfigError(
+            f"there is no config {name}; 'fedclade ls configs' lists those that come with fedclade"
+        )
     raise ConfigError(unknown("config", name, shipped))
 
 
@@ -121,8 +136,8 @@ def find_config(name: str) -> Path:
 def find_configs(name: str) -> list[Path]:
     """Return the paths of all configs of a folder, or of the one config that :func:`find_config` finds.
 
-    A folder is the user's, or one that comes with fedclade, such as ``suite``; the latter also where a folder of that
-    name holds no config, as that of the results does.
+    A folder is the user's, or one that comes with fedclade, such as ``suite``; the latter also
+    where a folder of that name holds no config, as that of the results does.
 
     Raises
     ------

@@ -1,7 +1,8 @@
 """What all rooms speak.
 
-Errors, random keys, vectors of parameters, queries and replies, updates, the tree, and aggregation. Every other room
-may import it; it imports none. It knows nothing of how clients are trained or clustered, or where a run is kept.
+Errors, random keys, vectors of parameters, queries and replies, updates, the tree, and aggregation.
+Every other room may import it; it imports none. It knows nothing of how clients are trained or
+clustered, or where a run is kept.
 """
 
 from fedclade.core import rng
@@ -155,7 +156,14 @@ from fedclade.core.queries import (
     UpdateQuery,
     check_declared,
 )
-from fedclade.core.registry import IGNORED, ArrayMapping, ClientRegistry, DataSpec, Positions, TaskKind
+from fedclade.core.registry import (
+    IGNORED,
+    ArrayMapping,
+    ClientRegistry,
+    DataSpec,
+    Positions,
+    TaskKind,
+)
 from fedclade.core.rng import BESIDE
 from fedclade.core.tree import VECTORS, Group, Node, ParameterTree
 from fedclade.core.updates import (

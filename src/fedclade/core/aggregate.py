@@ -71,7 +71,8 @@ def robust(rows: Tensor, n_parameters: int, how: Aggregation) -> Tensor:
     """
     if len(rows) < 3:
         return rows.mean(dim=0)
-    parameters, buffers = rows[:, :n_parameters], rows[:, n_parameters:]
+    parameters = rows[:, :n_parameters]
+    buffers = rows[:, n_parameters:]
     if how.mixing:
         parameters = mixed(parameters, how.tolerated(len(rows), (len(rows) - 1) // 2))
     return torch.cat([_by_rule(parameters, how), median(buffers)])
@@ -128,10 +129,14 @@ def krum_order(squared: Tensor, f: int) -> list[int]:
 
 def bulyan(rows: Tensor, f: int) -> Tensor:
     """Return what Bulyan makes of rows ``[n, m]``, n ≥ 4f + 3: ``[m]``."""
-    squared, left, selected = squared_distances(rows), list(range(len(rows))), list[int]()
+    squared = squared_distances(rows)
+    left = list(range(len(rows)))
+    selected = list[int]()
     while len(selected) < len(rows) - 2 * f:
         selected.append(left.pop(krum_order(squared[left][:, left], f)[0]))
-    return torch.cat([_nearest_to_median(some, len(rows) - 4 * f) for some in _columns(rows[sorted(selected)])])
+    return torch.cat(
+        [_nearest_to_median(some, len(rows) - 4 * f) for some in _columns(rows[sorted(selected)])]
+    )
 
 
 def _nearest_to_median(rows: Tensor, count: int) -> Tensor:
@@ -139,18 +144,23 @@ def _nearest_to_median(rows: Tensor, count: int) -> Tensor:
     return rows.gather(0, nearest).mean(dim=0)
 
 
-def geometric_median(rows: Tensor, start: Tensor, *, nu: float = NU, steps: int = WEISZFELD_STEPS) -> Tensor:
+def geometric_median(
+    rows: Tensor, start: Tensor, *, nu: float = NU, steps: int = WEISZFELD_STEPS
+) -> Tensor:
     """Return the point ``[m]`` of the least sum of distances to the rows ``[n, m]``, each at least ν."""
     z = start
     for _ in range(steps):
         betas = 1 / row_norms(rows, z).clamp(min=nu)
-        before, z = z, (betas / betas.sum()).to(rows) @ rows
+        before = z
+        z = (betas / betas.sum()).to(rows) @ rows
         if float(row_norms(z[None], before)) <= 1e-6 * float(row_norms(z[None])):
             break
     return z
 
 
-def centred_clipping(rows: Tensor, start: Tensor, radius: float | None, *, steps: int = CLIPPING_STEPS) -> Tensor:
+def centred_clipping(
+    rows: Tensor, start: Tensor, radius: float | None, *, steps: int = CLIPPING_STEPS
+) -> Tensor:
     """Return a centre ``[m]`` of rows ``[n, m]`` that each pull it by no more than a radius, by default the median."""
     v = start
     for _ in range(steps):
@@ -164,7 +174,9 @@ def centred_clipping(rows: Tensor, start: Tensor, radius: float | None, *, steps
 def mixed(rows: Tensor, f: int) -> Tensor:
     """Return the mean of the n − f nearest to each of the rows ``[n, m]``, itself among them."""
     nearest = squared_distances(rows).sort(dim=1, stable=True).indices[:, : len(rows) - f]
-    weights = torch.zeros(len(rows), len(rows), dtype=torch.float64).scatter_(1, nearest, 1 / (len(rows) - f))
+    weights = torch.zeros(len(rows), len(rows), dtype=torch.float64).scatter_(
+        1, nearest, 1 / (len(rows) - f)
+    )
     return weights.to(rows) @ rows
 
 
@@ -173,7 +185,9 @@ def squared_distances(rows: Tensor) -> Tensor:
     products = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
     for some in _columns(rows):
         products += some.double() @ some.double().T
-    both, own = (products + products.T).cpu(), products.diagonal().cpu()  # symmetric to the last bit
+    # symmetric to the last bit
+    both = (products + products.T).cpu()
+    own = products.diagonal().cpu()
     return (own[:, None] + own - both).clamp(min=0.0).fill_diagonal_(0.0)
 
 
@@ -185,10 +199,12 @@ def _columns(rows: Tensor) -> Iterator[Tensor]:
 def mean(updates: Updates, *, weighted: bool = True) -> Tensor:
     """Return the mean update ``[S]`` of at least one client, by default Σ |D_i|/|D| Δθ_i (CFL eq. 2, FedAvg).
 
-    Unweighted, all clients count alike (CFL Algorithm 5, line 13; FedGroup Algorithm 4, line 7). A run that streams
-    cannot do that: it has sums of weighted updates alone, and an UpdateError is raised.
+    Unweighted, all clients count alike (CFL Algorithm 5, line 13; FedGroup Algorithm 4, line 7). A
+    run that streams cannot do that: it has sums of weighted updates alone, and an UpdateError is
+    raised.
 
-    Where :attr:`Updates.aggregation` names another rule, that takes the place of the mean, and counts clients alike.
+    Where :attr:`Updates.aggregation` names another rule, that takes the place of the mean, and
+    counts clients alike.
     """
     if (how := updates.aggregation) is not None:
         return robust(updates.required_deltas, updates.n_parameters, how)
@@ -205,25 +221,31 @@ def mean_of_all(parts: Sequence[Updates]) -> Tensor:
     if parts[0].aggregation is not None:
         return mean(reduce(Updates.concat, parts))
     weights = [float(updates.sizes.sum()) for updates in parts]
-    each = [mean(updates) * (weight / sum(weights)) for updates, weight in zip(parts, weights, strict=True)]
+    each = [
+        mean(updates) * (weight / sum(weights))
+        for updates, weight in zip(parts, weights, strict=True)
+    ]
     return torch.stack(each).sum(0)
 
 
 def centre_of(updates: Updates, models: Tensor, members: Sequence[int], before: Tensor) -> Tensor:
     """Return what a robust rule makes of the models ``[n, S]`` that clients have reached, of some members: ``[S]``.
 
-    For methods whose clients reach a centre from elsewhere. The rule is given how far they are from ``before``, where
-    the centre was.
+    For methods whose clients reach a centre from elsewhere. The rule is given how far they are from
+    ``before``, where the centre was.
     """
     return before + mean(replace(updates, deltas=models - before).select(members))
 
 
-def inter_group(models: Tensor, eta_g: float, n_parameters: int, *, averages: bool = False) -> Tensor:
+def inter_group(
+    models: Tensor, eta_g: float, n_parameters: int, *, averages: bool = False
+) -> Tensor:
     """Return every group's model after a step along the others', w_j + η_g Σ_{l≠j} w_l/‖w_l‖ (FedGroup Algorithm 2).
 
-    If it ``averages``, that is divided by the sum of the weights, 1 + Σ_{l≠j} η_g/‖w_l‖ (FlexCFL's code).
-    ``models`` has a row for each group, ``[m, S]``; ``eta_g`` is η_g in parameter units. The buffers behind the first
-    D = ``n_parameters`` entries are statistics of a group's own data, and stay as they are.
+    If it ``averages``, that is divided by the sum of the weights, 1 + Σ_{l≠j} η_g/‖w_l‖ (FlexCFL's
+    code). ``models`` has a row for each group, ``[m, S]``; ``eta_g`` is η_g in parameter units. The
+    buffers behind the first D = ``n_parameters`` entries are statistics of a group's own data, and
+    stay as they are.
     """
     parameters = models[:, :n_parameters]
     directions = functional.normalize(parameters, dim=1)  # of a model of zeros: zeros

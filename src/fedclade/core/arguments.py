@@ -50,9 +50,12 @@ def known_arguments(
 ) -> dict[str, inspect.Parameter]:
     """Return the options of a function or a class by name, or of several together; the last one's of each name.
 
-    Options are parameters not in ``besides`` that are keyword-only, or with ``positional`` any that have a name.
+    Options are parameters not in ``besides`` that are keyword-only, or with ``positional`` any that
+    have a name.
     """
-    kinds = {inspect.Parameter.KEYWORD_ONLY} | ({inspect.Parameter.POSITIONAL_OR_KEYWORD} if positional else set())
+    kinds = {inspect.Parameter.KEYWORD_ONLY} | (
+        {inspect.Parameter.POSITIONAL_OR_KEYWORD} if positional else set()
+    )
     parameters = (item for taker in _each(takers) for item in _parameters(taker).items())
     return {name: p for name, p in parameters if p.kind in kinds and name not in besides}
 
@@ -62,7 +65,9 @@ def defaults(
 ) -> dict[str, Any]:
     """Return the options that have a default, with it; see :func:`known_arguments`."""
     known = known_arguments(takers, besides, positional=positional)
-    return {name: p.default for name, p in known.items() if p.default is not inspect.Parameter.empty}
+    return {
+        name: p.default for name, p in known.items() if p.default is not inspect.Parameter.empty
+    }
 
 
 def check_arguments(
@@ -75,8 +80,8 @@ def check_arguments(
 ) -> dict[str, Any]:
     """Return options of an ``owner``, such as ``"[local]"``, in the types that what takes them says.
 
-    Lists become tuples and whole numbers floats where the type says so. Where something takes ``**anything``, every
-    name is known.
+    Lists become tuples and whole numbers floats where the type says so. Where something takes
+    ``**anything``, every name is known.
 
     Raises
     ------
@@ -94,10 +99,10 @@ def check_arguments(
 def checked(*besides: str) -> Callable[[T], T]:
     """Let a function, or a class, check the types of its arguments when it is called, except of those in ``besides``.
 
-    It raises a ConfigError with a line for each argument of a wrong type, and for each path that no file can have. If
-    arguments are missing or unknown, that is an ArgumentError, which names the nearest known one. Numbers and truth
-    values of NumPy become Python's, and lists tuples. Options declared as ``**options: Unpack[SomeTypedDict]`` are
-    checked like arguments that are spelt out.
+    It raises a ConfigError with a line for each argument of a wrong type, and for each path that no
+    file can have. If arguments are missing or unknown, that is an ArgumentError, which names the
+    nearest known one. Numbers and truth values of NumPy become Python's, and lists tuples. Options
+    declared as ``**options: Unpack[SomeTypedDict]`` are checked like arguments that are spelt out.
     """
 
     def decorated(taker: Any) -> Any:
@@ -105,14 +110,25 @@ def checked(*besides: str) -> Callable[[T], T]:
 
         @cache  # when it is first called: the types may be defined after it
         def takes() -> tuple[inspect.Signature, Mapping[str, Any]]:
-            signature, hints = inspect.signature(call), dict(_hints(call))
+            signature = inspect.signature(call)
+            hints = dict(_hints(call))
             for name, parameter in signature.parameters.items():
-                if parameter.kind is inspect.Parameter.VAR_KEYWORD and get_origin(hints.get(name)) is Unpack:
+                if (
+                    parameter.kind is inspect.Parameter.VAR_KEYWORD
+                    and get_origin(hints.get(name)) is Unpack
+                ):
                     options = get_type_hints(get_args(hints.pop(name))[0])
-                    keywords = [inspect.Parameter(o, inspect.Parameter.KEYWORD_ONLY, default=None) for o in options]
+                    keywords = [
+                        inspect.Parameter(o, inspect.Parameter.KEYWORD_ONLY, default=None)
+                        for o in options
+                    ]
                     others = [p for p in signature.parameters.values() if p is not parameter]
-                    signature, hints = signature.replace(parameters=[*others, *keywords]), {**hints, **options}
-                elif parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+                    signature = signature.replace(parameters=[*others, *keywords])
+                    hints = {**hints, **options}
+                elif parameter.kind in (
+                    inspect.Parameter.VAR_POSITIONAL,
+                    inspect.Parameter.VAR_KEYWORD,
+                ):
                     hints.pop(name, None)
             return signature, {name: hint for name, hint in hints.items() if name not in besides}
 
@@ -139,7 +155,9 @@ def _argument_error(
 ) -> ArgumentError:
     """Return the error of a call that does not fit a signature: it names unknown arguments, and the nearest known."""
     known = [name for name in signature.parameters if name not in ("self", "cls")]
-    problems = [unknown(f"argument of {owner}:", name, known) for name in keywords if name not in known]
+    problems = [
+        unknown(f"argument of {owner}:", name, known) for name in keywords if name not in known
+    ]
     return ArgumentError("\n".join(problems) if problems else f"{owner}: {error}")
 
 
@@ -189,9 +207,14 @@ def _fit_all(
         if known is not None and name not in known:
             problems.append(unknown(f"key of {owner}:", name, known))
         elif (new := _fit(value, hint, strict=strict)) is _MISFIT:
-            problems.append(_misfit_inside(name, owner, value, hint) or _told(f"{name} of {owner}", value, hint))
+            problems.append(
+                _misfit_inside(name, owner, value, hint) or _told(f"{name} of {owner}", value, hint)
+            )
         elif strict and _takes_paths(hint) and (problem := path_problem(new)):
-            problems.append(f"{name} of {owner} should be a path that a file can have, got {shown(new)}: {problem}")
+            problems.append(
+                f"{name} of {owner} should be a path that a file can have, got {shown(new)}: "
+                f"{problem}"
+            )
         else:
             fitted[name] = new
     if problems:
@@ -211,7 +234,8 @@ def _told(what: str, value: Any, hint: Any) -> str:
 def _misfit_inside(name: str, owner: str, value: Any, hint: Any) -> str:
     """Return the message about the first entry of a table or a list that is of a wrong type; nothing if none is."""
     for member in _members(hint) or (hint,):
-        kind, of = get_origin(member), get_args(member)
+        kind = get_origin(member)
+        of = get_args(member)
         if kind is Mapping and isinstance(value, dict):
             for key, entry in value.items():
                 if _fit(key, of[0], strict=True) is _MISFIT:
@@ -235,11 +259,14 @@ _MISFIT = object()
 def _fit(value: Any, hint: Any, *, strict: bool = False) -> Any:
     """Return a value as one of a type, or ``_MISFIT``.
 
-    In a call (``strict``) classes are checked too, and of a literal only the type: the function knows the names itself.
-    In a config every value is of a class, and names are checked.
+    In a call (``strict``) classes are checked too, and of a literal only the type: the function
+    knows the names itself. In a config every value is of a class, and names are checked.
     """
     if get_origin(hint) is Literal:
-        known = any(isinstance(value, type(choice)) and (strict or value == choice) for choice in get_args(hint))
+        known = any(
+            isinstance(value, type(choice)) and (strict or value == choice)
+            for choice in get_args(hint)
+        )
         return value if known else _MISFIT
     if members := _members(hint):
         each = (_fit(value, member, strict=strict) for member in members)
@@ -257,7 +284,9 @@ def _fit(value: Any, hint: Any, *, strict: bool = False) -> Any:
             return value if callable(value) or "__call__" not in vars(kind) else _MISFIT
         if strict and not _fits_inside(value, kind, get_args(hint)):
             return _MISFIT
-        return value if not (strict and inspect.isclass(kind)) or isinstance(value, kind) else _MISFIT
+        return (
+            value if not (strict and inspect.isclass(kind)) or isinstance(value, kind) else _MISFIT
+        )
     if isinstance(value, bool | np.bool_):  # which Python counts as an int
         return bool(value) if hint is bool else _MISFIT
     if _is_too_long(value) or not isinstance(value, _NUMBERS.get(hint, hint)):

@@ -33,6 +33,6 @@ def _mask_problem(array: np.ma.MaskedArray) -> str:  # pyright: ignore[reportMis
     if not masked:
         return ""
     return (
-        f"{masked} of {array.size} values are masked, which means missing; fill them in (array.filled(...)) or leave "
-        "these examples out"
+        f"{masked} of {array.size} values are masked, which means missing; fill them in "
+        "(array.filled(...)) or leave these examples out"
     )

@@ -1,10 +1,11 @@
 """Buffers of a module: which of them are averaged like parameters, and which stay as the model has them.
 
-A running statistic is a float that training changes: it travels in a model's vector and is averaged. Whatever else a
-module keeps in its buffers is no quantity of which a mean makes sense: position ids, hash seeds, attention masks of
-``-inf``, tables of sines, counters. These buffers are in no vector. Their type tells most of them; whether training
-changes a float, only a forward pass tells (:func:`fedclade.training.note_unsent_buffers`), and its result is noted at
-the module, so that copies of the module have the same layout.
+A running statistic is a float that training changes: it travels in a model's vector and is
+averaged. Whatever else a module keeps in its buffers is no quantity of which a mean makes sense:
+position ids, hash seeds, attention masks of ``-inf``, tables of sines, counters. These buffers are
+in no vector. Their type tells most of them; whether training changes a float, only a forward pass
+tells (:func:`fedclade.training.note_unsent_buffers`), and its result is noted at the module, so
+that copies of the module have the same layout.
 """
 
 from __future__ import annotations
@@ -75,7 +76,9 @@ def restore_buffer(module: nn.Module, name: str, value: Tensor) -> None:
     owner, _, attribute = name.rpartition(".")
     part = module.get_submodule(owner)
     buffer = part._buffers.get(attribute)  # pyright: ignore[reportPrivateUsage]  (attributes may shadow it)
-    can_be_copied_to = buffer is not None and buffer.shape == value.shape and buffer.dtype == value.dtype
+    can_be_copied_to = (
+        buffer is not None and buffer.shape == value.shape and buffer.dtype == value.dtype
+    )
     if buffer is not None and can_be_copied_to and not buffer.is_inference():
         buffer.detach().copy_(value)
         return

@@ -13,7 +13,15 @@ from fedclade.core.data_queries import DataQuery, check_kind
 from fedclade.core.evaluation import Evaluation
 from fedclade.core.mixtures import Mixture
 from fedclade.core.params import Layout
-from fedclade.core.queries import EvaluationQuery, Query, R, Round, Split, UpdateQuery, refuse_unknown
+from fedclade.core.queries import (
+    EvaluationQuery,
+    Query,
+    R,
+    Round,
+    Split,
+    UpdateQuery,
+    refuse_unknown,
+)
 from fedclade.core.updates import Updates
 
 
@@ -58,10 +66,14 @@ class Clients(ABC):
         mixture: Mixture | None = None,
     ) -> Updates:
         """Let each client train from its model; see :class:`UpdateQuery`."""
-        query = UpdateQuery(ids, "train", models, assignment, this_round, anchors, own, shares, data_rounds)
+        query = UpdateQuery(
+            ids, "train", models, assignment, this_round, anchors, own, shares, data_rounds
+        )
         return self.ask(query if mixture is None else replace(query, mixture=mixture))
 
-    def gradients(self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], this_round: Round) -> Updates:
+    def gradients(
+        self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], this_round: Round
+    ) -> Updates:
         """Let each client take the negative gradient at its model; see :class:`UpdateQuery`."""
         return self.ask(UpdateQuery(ids, "gradients", models, assignment, this_round))
 
@@ -77,7 +89,9 @@ class Clients(ABC):
         mixture: Mixture | None = None,
     ) -> Evaluation:
         """Let each client evaluate its model on a split of its own data; see :class:`EvaluationQuery`."""
-        query = EvaluationQuery(ids, models, assignment, split, compares, mixture, data_round=data_round)
+        query = EvaluationQuery(
+            ids, models, assignment, split, compares, mixture, data_round=data_round
+        )
         return self.ask(query)
 
 

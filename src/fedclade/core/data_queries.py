@@ -349,11 +349,14 @@ def check_kind(kind: type[DataQuery[Any]]) -> None:
     if issubclass(kind, RowQuery):
         if kind.dtype not in ROW_TYPES:
             allowed = ", ".join(_name_of(each) for each in ROW_TYPES)
-            raise ConfigError(f"dtype of {name} should be one of {allowed}, got {_name_of(kind.dtype)}")
+            raise ConfigError(
+                f"dtype of {name} should be one of {allowed}, got {_name_of(kind.dtype)}"
+            )
         types = field_types(kind)
         if kind.stores and types.plain.get("round") is not int:
             raise ConfigError(
-                f"{name} stores {', '.join(kind.stores)}, so its queries belong to rounds; give it a field 'round: int'"
+                f"{name} stores {', '.join(kind.stores)}, so its queries belong to rounds; give it "
+                "a field 'round: int'"
             )
 
 

@@ -77,12 +77,15 @@ class FolderInUseError(RunError):
 class MissingExtraError(FedcladeError, ImportError):
     """An optional dependency is not installed.
 
-    ``extra`` is the extra of fedclade that installs the package; None for a package that is installed by its own name.
+    ``extra`` is the extra of fedclade that installs the package; None for a package that is
+    installed by its own name.
     """
 
     def __init__(self, package: str, extra: str | None, purpose: str) -> None:
         source = package if extra is None else f"'fedclade[{extra}]'"
-        super().__init__(f"{purpose} needs the package {package!r}; install it with: pip install {source}")
+        super().__init__(
+            f"{purpose} needs the package {package!r}; install it with: pip install {source}"
+        )
 
 
 def import_extra(module: str, package: str, extra: str, purpose: str) -> ModuleType:
@@ -95,7 +98,11 @@ def import_extra(module: str, package: str, extra: str, purpose: str) -> ModuleT
 
 def require(*checks: tuple[str, Any, bool, str]) -> None:
     """Check settings ``(name, value, holds, rule)``; report every one that does not hold in a single ConfigError."""
-    problems = [f"{name} should be {rule}, got {shown(value)}" for name, value, holds, rule in checks if not holds]
+    problems = [
+        f"{name} should be {rule}, got {shown(value)}"
+        for name, value, holds, rule in checks
+        if not holds
+    ]
     if problems:
         raise ConfigError("\n".join(problems))
 
@@ -113,7 +120,11 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> str:
 
 def nearest(name: object, known: Sequence[str]) -> str:
     """Return the question whether the nearest known name was meant, or nothing where none is near."""
-    near = difflib.get_close_matches(name[:_LONGEST_SHOWN], known, n=1, cutoff=0.5) if isinstance(name, str) else []
+    near = (
+        difflib.get_close_matches(name[:_LONGEST_SHOWN], known, n=1, cutoff=0.5)
+        if isinstance(name, str)
+        else []
+    )
     return f"; did you mean {near[0]!r}?" if near else ""
 
 

@@ -19,8 +19,8 @@ class Evaluation:
     ids
         The clients, ``[n]``.
     scores
-        By each of the task's metrics, of which the first counts, float64 ``[n, M]``. NaN where a client has no score,
-        as its data leaves the metric undefined.
+        By each of the task's metrics, of which the first counts, float64 ``[n, M]``. NaN where a
+        client has no score, as its data leaves the metric undefined.
     losses
         Mean loss, float64 ``[n]``; cross-entropy is in nats.
     examples
@@ -30,12 +30,14 @@ class Evaluation:
     higher_is_better
         The direction of the score that counts.
     wins
-        Where each client compares its models: of how many of its examples each has the least loss, of equals the first
-        that it was asked about; int64 ``[n]``. Where each client chooses one of its models: 1 for that, 0 for others.
+        Where each client compares its models: of how many of its examples each has the least loss,
+        of equals the first that it was asked about; int64 ``[n]``. Where each client chooses one of
+        its models: 1 for that, 0 for others.
     without_loss
         The clients that tell a score alone: their loss is NaN, and they count as one example each.
     byzantine
-        Share of the clients whose statements may be false; the server sets it where clients may lie.
+        Share of the clients whose statements may be false; the server sets it where clients may
+        lie.
     """
 
     ids: tuple[int, ...]

@@ -11,8 +11,8 @@ from typing import Any, ClassVar, cast
 class Event:
     """Something worth reporting that happened to a cluster, ``node``, in a round; node 0 stands for the whole run.
 
-    Subclasses are frozen dataclasses with a ``kind`` and with fields of numbers, texts, tuples and mappings, which
-    become the columns of the event's row in ``events.jsonl``.
+    Subclasses are frozen dataclasses with a ``kind`` and with fields of numbers, texts, tuples and
+    mappings, which become the columns of the event's row in ``events.jsonl``.
     """
 
     kind: ClassVar[str]
@@ -22,14 +22,26 @@ class Event:
     def to_row(self, number: int) -> dict[str, Any]:
         """Return the event of a round as a row. A field whose default is None is left out while it is None."""
         values = {each.name: _in_json(getattr(self, each.name)) for each in fields(self)}
-        missing = [each.name for each in fields(self) if each.default is None and values[each.name] is None]
-        return {"round": number, "kind": self.kind, **{key: values[key] for key in values if key not in missing}}
+        missing = [
+            each.name for each in fields(self) if each.default is None and values[each.name] is None
+        ]
+        return {
+            "round": number,
+            "kind": self.kind,
+            **{key: values[key] for key in values if key not in missing},
+        }
 
 
 def _in_json(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {str(key): _in_json(entry) for key, entry in cast("Mapping[Any, Any]", value).items()}
-    return [_in_json(each) for each in cast("list[Any]", value)] if isinstance(value, tuple | list) else value
+        return {
+            str(key): _in_json(entry) for key, entry in cast("Mapping[Any, Any]", value).items()
+        }
+    return (
+        [_in_json(each) for each in cast("list[Any]", value)]
+        if isinstance(value, tuple | list)
+        else value
+    )
 
 
 Clusters = tuple[tuple[int, ...], ...]
@@ -192,7 +204,8 @@ class Postponed(Event):
 class Buffered(Event):
     """A buffer of so many clients' updates was applied to a cluster, whose model has this version since.
 
-    Staleness counts the versions that a client's model was behind; seconds are those of the cluster's virtual clock.
+    Staleness counts the versions that a client's model was behind; seconds are those of the
+    cluster's virtual clock.
     """
 
     kind = "buffered"
@@ -208,7 +221,8 @@ class Buffered(Event):
 class SetApart(_OfClients):
     """Clients that are far from all others, by what they report of their data, became a cluster of their own.
 
-    ``distance`` is theirs from the others, and ``usual`` the distance that these have from those in other clusters.
+    ``distance`` is theirs from the others, and ``usual`` the distance that these have from those in
+    other clusters.
     """
 
     kind = "set_apart"
@@ -278,9 +292,9 @@ class Stationary(Event):
 class GroupFounded(Event):
     """A group was founded by clients that pre-trained (FedGroup Algorithm 4).
 
-    ``cm`` is the mean of their ternary similarities, one number for each base direction (g_j.cm, line 6), and
-    ``sum_of_squares`` adds up the squared distances of these from it: what the group adds to the sum of squares within
-    clusters.
+    ``cm`` is the mean of their ternary similarities, one number for each base direction (g_j.cm,
+    line 6), and ``sum_of_squares`` adds up the squared distances of these from it: what the group
+    adds to the sum of squares within clusters.
     """
 
     kind = "group_founded"
@@ -304,7 +318,8 @@ class Restart(Event):
 class Clustered(Event):
     """Clients were clustered by agglomeration; all that a dendrogram needs.
 
-    Where only a sample was, ``clients`` and ``merges`` are those of the sample, and ``sizes`` count all clients.
+    Where only a sample was, ``clients`` and ``merges`` are those of the sample, and ``sizes`` count
+    all clients.
 
     Raises
     ------
@@ -324,11 +339,16 @@ class Clustered(Event):
     def __post_init__(self) -> None:
         count = len(self.clients)
         if len(self.merges) != count - 1:
-            raise ValueError(f"there should be {count - 1} merges of {count} clients, got {len(self.merges)}")
+            raise ValueError(
+                f"there should be {count - 1} merges of {count} clients, got {len(self.merges)}"
+            )
         free = set(range(count))
         for place, (one, other, _) in enumerate(self.merges, start=count):
             if one == other or not {one, other} <= free:
-                raise ValueError(f"merge {place - count} should join two clusters of before, got {one} and {other}")
+                raise ValueError(
+                    f"merge {place - count} should join two clusters of before, got {one} and "
+                    f"{other}"
+                )
             free -= {one, other}
             free.add(place)
 
@@ -392,8 +412,8 @@ class Stepped(Event):
 class PrivateRelease(Event):
     """What the server was given by noise on sums, or by choices: at most once by each client.
 
-    Of a sum: the noise multiplier, for clients that count once and lie up to two units apart, and the rate at which
-    each client was sampled. Of a choice: its ε, and among how many it was.
+    Of a sum: the noise multiplier, for clients that count once and lie up to two units apart, and
+    the rate at which each client was sampled. Of a choice: its ε, and among how many it was.
     """
 
     kind = "private_release"

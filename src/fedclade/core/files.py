@@ -19,15 +19,17 @@ from torch import Tensor
 OWNER_ONLY = 0o600
 """Mode of files with models, which reveal something of their training data, and of a client's own records."""
 
-LONGEST_NAME, LONGEST_PATH = 255, 4095
+LONGEST_NAME = 255
+LONGEST_PATH = 4095
 """Bytes of a file's name, and of a path, that common file systems take."""
 
 
 def appear(target: Path, write: Callable[[Path], object], *, private: bool = False) -> None:
     """Let a file or a folder appear whole, in place of what may be there; its folder must exist.
 
-    ``write`` writes it under another name beside ``target``; it is brought to the disk and renamed. Only where a folder
-    replaces a folder is there a moment with neither. From its first byte only the owner may read a ``private`` file.
+    ``write`` writes it under another name beside ``target``; it is brought to the disk and renamed.
+    Only where a folder replaces a folder is there a moment with neither. From its first byte only
+    the owner may read a ``private`` file.
     """
     beside = target.with_name(f".{target.name}.writing")
     remove(beside)
@@ -97,7 +99,11 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_tensors(
-    path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, str] | None = None, *, private: bool = False
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    header: Mapping[str, str] | None = None,
+    *,
+    private: bool = False,
 ) -> None:
     """Write tensors that share no memory as a new safetensors file, which only its owner may read if ``private``.
 
@@ -117,8 +123,8 @@ def write_tensors(
 def _sort_header(path: Path) -> None:
     """Put the metadata in a safetensors file in order: safetensors writes it in the order of a randomized hash map.
 
-    The offsets of tensors count from the end of the header, so the header must keep its length. It does: only the order
-    of its entries changes.
+    The offsets of tensors count from the end of the header, so the header must keep its length. It
+    does: only the order of its entries changes.
     """
     with path.open("r+b") as file:
         length = int.from_bytes(file.read(8), "little")

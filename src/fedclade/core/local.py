@@ -45,19 +45,29 @@ def optimizer_class(name: str) -> type[Optimizer]:
     if kind is None and ":" in name:
         kind = imported(name, "optimizer")
         if not (inspect.isclass(kind) and issubclass(kind, Optimizer)):
-            raise ConfigError(f"optimizer {shown(name)} should be a subclass of torch.optim.Optimizer")
+            raise ConfigError(
+                f"optimizer {shown(name)} should be a subclass of torch.optim.Optimizer"
+            )
     if kind is None:
         raise ConfigError(unknown("optimizer", name, OF_TORCH))
     if issubclass(kind, torch.optim.LBFGS):
-        raise ConfigError(f"optimizer {shown(name)} needs several gradients for a step; take another, such as adam")
+        raise ConfigError(
+            f"optimizer {shown(name)} needs several gradients for a step; take another, such as "
+            "adam"
+        )
     return kind
 
 
 def optimizer_name(kind: type[Any]) -> str:
     """Return the name by which a class is noted; a ConfigError if it has none."""
-    name = next((name for name, known in OF_TORCH.items() if known is kind), f"{kind.__module__}:{kind.__qualname__}")
+    name = next(
+        (name for name, known in OF_TORCH.items() if known is kind),
+        f"{kind.__module__}:{kind.__qualname__}",
+    )
     if "<locals>" in name:
-        raise ConfigError(f"optimizer {name} should be defined at the top of a module, by whose name it is noted")
+        raise ConfigError(
+            f"optimizer {name} should be defined at the top of a module, by whose name it is noted"
+        )
     return name
 
 
@@ -67,7 +77,10 @@ def own_defaults(kind: type[Optimizer]) -> dict[str, float]:
         return {**OF_LOCAL_TRAINING}
     parameters = inspect.signature(kind).parameters
     own = {name: parameters[name].default for name in OF_LOCAL_TRAINING if name in parameters}
-    return {name: OF_LOCAL_TRAINING[name] if d is inspect.Parameter.empty else float(d) for name, d in own.items()}
+    return {
+        name: OF_LOCAL_TRAINING[name] if d is inspect.Parameter.empty else float(d)
+        for name, d in own.items()
+    }
 
 
 def checked_options(
@@ -78,14 +91,21 @@ def checked_options(
     Raises
     ------
     ConfigError
-        If one is unknown, of the wrong type or out of range; or if one belongs to local training itself.
+        If one is unknown, of the wrong type or out of range; or if one belongs to local training
+        itself.
     """
     name = kind.__name__
     if own := [option for option in options if option in OF_LOCAL_TRAINING]:
-        raise ConfigError("\n".join(f"local.options should not have {each}, give it as local.{each}" for each in own))
+        raise ConfigError(
+            "\n".join(
+                f"local.options should not have {each}, give it as local.{each}" for each in own
+            )
+        )
     if kind is torch.optim.SGD and not options:  # whose arguments are in range
         return {}
-    tuples = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+    tuples = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in options.items()
+    }
     fitted = check_arguments(f"the options of {name}", kind, tuples, NO_OPTIONS, positional=True)
     try:
         parameter = nn.Parameter(torch.zeros(1, 1))
@@ -94,7 +114,8 @@ def checked_options(
     except Exception as error:  # whatever torch, or the user's own class, finds wrong
         first_line = str(error).partition("\n")[0]
         raise ConfigError(
-            f"optimizer {name} with local.options {shown(dict(options))} takes no step: {first_line}"
+            f"optimizer {name} with local.options {shown(dict(options))} takes no step: "
+            f"{first_line}"
         ) from error
     return fitted
 
@@ -116,44 +137,53 @@ class LocalTraining:
     Parameters
     ----------
     epochs
-        Passes over the client's training data; n in CFL, E in FedAvg. 1 if neither these nor steps are given.
+        Passes over the client's training data; n in CFL, E in FedAvg. 1 if neither these nor steps
+        are given.
     batch_size
         Examples per step; the last batch of an epoch may be smaller. B in FedAvg.
     smallest_batch
-        Examples that the last batch of an epoch must have, at most ``batch_size``; fewer are joined to the batch
-        before. By default 1; a run takes 2 for a model that cannot train on one example, such as one with BatchNorm.
+        Examples that the last batch of an epoch must have, at most ``batch_size``; fewer are joined
+        to the batch before. By default 1; a run takes 2 for a model that cannot train on one
+        example, such as one with BatchNorm.
     lr
         Step size η in round 1. By default 0.1 with SGD, and with others what they take themselves.
     momentum
-        In [0, 1), of optimizers that have one. It starts at zero in every round, unless ``keep_state``.
+        In [0, 1), of optimizers that have one. It starts at zero in every round, unless
+        ``keep_state``.
     weight_decay
-        At least 0, in the optimizer's own way: an L2 penalty with SGD. By default the optimizer's own, which is 0.01
-        with AdamW, 0.1 with Muon, and 0 with others.
+        At least 0, in the optimizer's own way: an L2 penalty with SGD. By default the optimizer's
+        own, which is 0.01 with AdamW, 0.1 with Muon, and 0 with others.
     lr_decay
         The step size is multiplied by this after every round, in (0, 1].
     mu
-        Weight μ of the proximal term μ/2·‖θ − θ_anchor‖²; 0 leaves it out. The anchor is the model that the client
-        starts from (FedProx), unless the algorithm names another (Ditto, whose λ this is).
+        Weight μ of the proximal term μ/2·‖θ − θ_anchor‖²; 0 leaves it out. The anchor is the model
+        that the client starts from (FedProx), unless the algorithm names another (Ditto, whose λ
+        this is).
     clip_norm
-        Largest L2 norm of the gradient of a step: that of the mean loss over the batch and of the proximal term, before
-        the optimizer sees it. A longer one is scaled down to it, as ``torch.nn.utils.clip_grad_norm_`` does; None
-        leaves gradients as they are.
+        Largest L2 norm of the gradient of a step: that of the mean loss over the batch and of the
+        proximal term, before the optimizer sees it. A longer one is scaled down to it, as
+        ``torch.nn.utils.clip_grad_norm_`` does; None leaves gradients as they are.
     steps
-        Steps in place of epochs, the same number for every client: where an epoch ends before, another begins.
+        Steps in place of epochs, the same number for every client: where an epoch ends before,
+        another begins.
     optimizer
-        A class of ``torch.optim``, or its name in any case; or a user's own class, or ``module:name``.
+        A class of ``torch.optim``, or its name in any case; or a user's own class, or
+        ``module:name``.
     options
         What else the optimizer takes, such as ``{"betas": (0.9, 0.99)}`` of Adam.
     precision
-        Of the forward pass, by ``torch.autocast``: float32 or bfloat16. Parameters and gradients stay as they are.
+        Of the forward pass, by ``torch.autocast``: float32 or bfloat16. Parameters and gradients
+        stay as they are.
     keep_state
-        Whether a client keeps the state of its optimizer from round to round, rather than starting with a new one.
+        Whether a client keeps the state of its optimizer from round to round, rather than starting
+        with a new one.
     reshuffle
-        Whether a client puts its examples in a new random order before every epoch. If false, it splits them into
-        batches once per round, and all epochs of the round pass through the same batches (FL+HC Algorithm 1, lines 27
-        to 32; FedGroup Algorithm 1, lines 11 to 13). Each training is split by itself: the epochs of FedRep's head and
-        those of its representation pass through different batches, and so do the pre-training of FedGroup and the
-        epochs that remain. DP-SGD draws every batch independently, whatever the value.
+        Whether a client puts its examples in a new random order before every epoch. If false, it
+        splits them into batches once per round, and all epochs of the round pass through the same
+        batches (FL+HC Algorithm 1, lines 27 to 32; FedGroup Algorithm 1, lines 11 to 13). Each
+        training is split by itself: the epochs of FedRep's head and those of its representation
+        pass through different batches, and so do the pre-training of FedGroup and the epochs that
+        remain. DP-SGD draws every batch independently, whatever the value.
 
     Raises
     ------
@@ -181,7 +211,9 @@ class LocalTraining:
         name = self.optimizer if isinstance(self.optimizer, str) else optimizer_name(self.optimizer)
         kind = optimizer_class(name)
         own = own_defaults(kind)
-        given = {key: value for key in OF_LOCAL_TRAINING if (value := getattr(self, key)) is not None}
+        given = {
+            key: value for key in OF_LOCAL_TRAINING if (value := getattr(self, key)) is not None
+        }
         arguments = {**OF_LOCAL_TRAINING, **own, **given}
         lr, momentum, weight_decay = arguments.values()
         epochs = 1 if self.epochs is None and self.steps is None else self.epochs
@@ -189,7 +221,12 @@ class LocalTraining:
         require(
             ("local.epochs", epochs, epochs is None or epochs >= 1, "at least 1"),
             ("local.steps", self.steps, self.steps is None or self.steps >= 1, "at least 1"),
-            ("local.steps", self.steps, None in (self.steps, epochs), "left out where local.epochs is set"),
+            (
+                "local.steps",
+                self.steps,
+                None in (self.steps, epochs),
+                "left out where local.epochs is set",
+            ),
             ("local.batch_size", self.batch_size, self.batch_size >= 1, "at least 1"),
             (
                 "local.smallest_batch",
@@ -202,8 +239,18 @@ class LocalTraining:
             ("local.weight_decay", weight_decay, weight_decay >= 0, "at least 0"),
             ("local.lr_decay", self.lr_decay, 0 < self.lr_decay <= 1, "in (0, 1]"),
             ("local.mu", self.mu, self.mu >= 0, "at least 0"),
-            ("local.clip_norm", self.clip_norm, self.clip_norm is None or self.clip_norm > 0, "greater than 0"),
-            ("local.precision", self.precision, self.precision in PRECISIONS, " or ".join(PRECISIONS)),
+            (
+                "local.clip_norm",
+                self.clip_norm,
+                self.clip_norm is None or self.clip_norm > 0,
+                "greater than 0",
+            ),
+            (
+                "local.precision",
+                self.precision,
+                self.precision in PRECISIONS,
+                " or ".join(PRECISIONS),
+            ),
             *((name, value, not value > LARGEST, f"at most {LARGEST:g}") for name, value in scales),
             *(
                 (f"local.{key}", arguments[key], not arguments[key], f"0 with {name}")
@@ -213,7 +260,12 @@ class LocalTraining:
         )
         options = checked_options(kind, {key: arguments[key] for key in own}, self.options)
         name = name if ":" in name else name.lower()
-        for key, value in {**arguments, "epochs": epochs, "optimizer": name, "options": options}.items():
+        for key, value in {
+            **arguments,
+            "epochs": epochs,
+            "optimizer": name,
+            "options": options,
+        }.items():
             object.__setattr__(self, key, value)
 
     def with_smallest_batch(self, examples: int) -> LocalTraining:
@@ -228,8 +280,9 @@ class LocalTraining:
             return self
         if self.batch_size < examples:
             raise ConfigError(
-                f"local.batch_size should be at least {examples} for a model that cannot be trained on fewer examples, "
-                f"such as one that normalises over the batch, got {self.batch_size}"
+                f"local.batch_size should be at least {examples} for a model that cannot be "
+                "trained on fewer examples, such as one that normalises over the batch, got "
+                f"{self.batch_size}"
             )
         return replace(self, smallest_batch=examples)
 
@@ -241,9 +294,10 @@ class LocalTraining:
         """Return the same for one of r parts of a client's data, in which an r-th as many examples pass.
 
         Of equal parts, which have so many examples, batches are an r-th as large, if that leaves
-        :data:`SMALLEST_BATCH`: a part takes about as many steps as all of the data would. The step size goes by the
-        square root of the batch's (Krizhevsky 2014, section 5), which leaves the variance of a step as it is. No batch
-        is of one example, which BatchNorm does not take, if there is another way.
+        :data:`SMALLEST_BATCH`: a part takes about as many steps as all of the data would. The step
+        size goes by the square root of the batch's (Krizhevsky 2014, section 5), which leaves the
+        variance of a step as it is. No batch is of one example, which BatchNorm does not take, if
+        there is another way.
         """
         batch = self.batch_size
         if examples:
@@ -276,7 +330,8 @@ class LocalTraining:
     def passed(self, examples: int) -> int:
         """Return how many examples pass in the steps of a client that has so many, each as often as it does."""
         epochs, rest = divmod(self.steps_with(examples), self.batches_per_epoch(examples))
-        return epochs * examples + rest * self.batch_size  # only the last batch of an epoch is of another size
+        # only the last batch of an epoch is of another size
+        return epochs * examples + rest * self.batch_size
 
     def lr_at(self, round_number: int) -> float:
         """Return the step size of a round, counted from 1."""
@@ -286,8 +341,9 @@ class LocalTraining:
 def count_batches(examples: int, batch_size: int, smallest_batch: int) -> int:
     """Return the number of batches in an epoch: the rule by which all engines and all counts of steps form batches.
 
-    Batches are full but for the last one, which has the rest. A rest of fewer than ``smallest_batch`` examples is
-    joined to the batch before; where there is none before, it is a batch all the same.
+    Batches are full but for the last one, which has the rest. A rest of fewer than
+    ``smallest_batch`` examples is joined to the batch before; where there is none before, it is a
+    batch all the same.
     """
     full, rest = divmod(examples, batch_size)
     if full > 0 and rest < smallest_batch:
@@ -364,8 +420,8 @@ class LocalRule:
 class Interpolation(LocalRule):
     """Beside w, train v where αv + (1−α)w stands, and be served with that: APFL (Deng et al. 2020).
 
-    ``alpha`` is α where a client begins, and stays so unless it is ``adaptive``. It then moves as ``alpha_step`` says:
-    in every step, as in the paper, or once a round, as in the authors' code.
+    ``alpha`` is α where a client begins, and stays so unless it is ``adaptive``. It then moves as
+    ``alpha_step`` says: in every step, as in the paper, or once a round, as in the authors' code.
     """
 
     name = "mixture"
@@ -378,7 +434,12 @@ class Interpolation(LocalRule):
     def __post_init__(self) -> None:
         require(
             ("algorithm.alpha", self.alpha, 0 <= self.alpha <= 1, "in [0, 1]"),
-            ("algorithm.alpha_step", self.alpha_step, self.alpha_step in ("paper", "code"), "'paper' or 'code'"),
+            (
+                "algorithm.alpha_step",
+                self.alpha_step,
+                self.alpha_step in ("paper", "code"),
+                "'paper' or 'code'",
+            ),
         )
 
     @property
@@ -397,8 +458,8 @@ class Interpolation(LocalRule):
 class MoreauEnvelope(LocalRule):
     """Move w towards the θ that is best near it, and be served with θ: pFedMe (Dinh et al. 2020).
 
-    ``lam`` is λ, ``steps`` K, and ``lr`` the step size with which θ is found. With ``served = "w"`` clients are served
-    with their w at the end of a round in place of θ, as in the authors' code.
+    ``lam`` is λ, ``steps`` K, and ``lr`` the step size with which θ is found. With ``served = "w"``
+    clients are served with their w at the end of a round in place of θ, as in the authors' code.
     """
 
     name = "moreau_envelope"
@@ -411,9 +472,19 @@ class MoreauEnvelope(LocalRule):
 
     def __post_init__(self) -> None:
         require(
-            ("algorithm.lam", self.lam, 0 < self.lam <= LARGEST, f"greater than 0 and at most {LARGEST:g}"),
+            (
+                "algorithm.lam",
+                self.lam,
+                0 < self.lam <= LARGEST,
+                f"greater than 0 and at most {LARGEST:g}",
+            ),
             ("algorithm.steps", self.steps, self.steps >= 1, "at least 1"),
-            ("algorithm.personal_lr", self.lr, 0 < self.lr <= LARGEST, f"greater than 0 and at most {LARGEST:g}"),
+            (
+                "algorithm.personal_lr",
+                self.lr,
+                0 < self.lr <= LARGEST,
+                f"greater than 0 and at most {LARGEST:g}",
+            ),
             ("algorithm.served", self.served, self.served in ("theta", "w"), "'theta' or 'w'"),
         )
 
@@ -433,7 +504,8 @@ class MoreauEnvelope(LocalRule):
 class MetaLearning(LocalRule):
     """Descend on the loss after a step of size α: Per-FedAvg (Fallah et al. 2020).
 
-    With ``hessian`` the Hessian's product with a gradient is taken by differences, ``delta`` times that to both sides.
+    With ``hessian`` the Hessian's product with a gradient is taken by differences, ``delta`` times
+    that to both sides.
     """
 
     name = "meta_learning"
@@ -444,8 +516,18 @@ class MetaLearning(LocalRule):
 
     def __post_init__(self) -> None:
         require(
-            ("algorithm.alpha", self.alpha, 0 <= self.alpha <= LARGEST, f"at least 0 and at most {LARGEST:g}"),
-            ("algorithm.delta", self.delta, 0 < self.delta <= LARGEST, f"greater than 0 and at most {LARGEST:g}"),
+            (
+                "algorithm.alpha",
+                self.alpha,
+                0 <= self.alpha <= LARGEST,
+                f"at least 0 and at most {LARGEST:g}",
+            ),
+            (
+                "algorithm.delta",
+                self.delta,
+                0 < self.delta <= LARGEST,
+                f"greater than 0 and at most {LARGEST:g}",
+            ),
         )
 
     def check_training(self, spec: LocalTraining) -> None:
@@ -481,7 +563,14 @@ class ControlVariates(LocalRule):
     def check_training(self, spec: LocalTraining) -> None:
         """Check besides that steps have no momentum: c_i is read off their sum, which must be that of the gradients."""
         super().check_training(spec)
-        require(("local.momentum", spec.momentum, not spec.momentum, f"0 with the local rule {self.name!r}"))
+        require(
+            (
+                "local.momentum",
+                spec.momentum,
+                not spec.momentum,
+                f"0 with the local rule {self.name!r}",
+            )
+        )
 
 
 RULES: Mapping[str, type[LocalRule]] = {

@@ -83,7 +83,9 @@ def packed(deltas: Tensor, n_parameters: int, tables: Tensor | None = None) -> T
     return torch.cat([part.flatten(-2) for part in parts], -1)
 
 
-def unpacked(vectors: Tensor, components: int, size: int, n_parameters: int) -> tuple[Tensor, Tensor]:
+def unpacked(
+    vectors: Tensor, components: int, size: int, n_parameters: int
+) -> tuple[Tensor, Tensor]:
     """Return the updates ``[..., K, S]`` and the tables ``[..., K, C]`` of :func:`packed` vectors.
 
     C may be 0.

@@ -1,12 +1,13 @@
 """A model as one flat vector: parameters first, buffers behind them.
 
-Servers only add, average and compare vectors. Buffers (the running statistics of BatchNorm) travel in the same vector,
-so that they are averaged with the parameters, but everything that compares clients looks at the parameters alone.
-What is frozen is the same everywhere: it stays in the module, outside the vector. So do buffers that are no running
-statistics, see :mod:`fedclade.core.buffers`. What is personal stays with a client, in a second vector of its own.
+Servers only add, average and compare vectors. Buffers (the running statistics of BatchNorm) travel
+in the same vector, so that they are averaged with the parameters, but everything that compares
+clients looks at the parameters alone. What is frozen is the same everywhere: it stays in the
+module, outside the vector. So do buffers that are no running statistics, see
+:mod:`fedclade.core.buffers`. What is personal stays with a client, in a second vector of its own.
 
-The vector has the type of the parameters. That of parameters in half precision (bfloat16, float16) is float32, so that
-a mean over clients is not rounded to the few digits that one model has.
+The vector has the type of the parameters. That of parameters in half precision (bfloat16, float16)
+is float32, so that a mean over clients is not rounded to the few digits that one model has.
 """
 
 from __future__ import annotations
@@ -33,11 +34,14 @@ from fedclade.core.errors import ConfigError, ModelError, shown
 # about.
 
 
-def matching(patterns: Sequence[str], names: Collection[str], setting: str, what: str = "parameter") -> tuple[str, ...]:
+def matching(
+    patterns: Sequence[str], names: Collection[str], setting: str, what: str = "parameter"
+) -> tuple[str, ...]:
     """Return those names that a pattern matches, in their order.
 
-    A pattern is a name, or the beginning of one up to a dot: ``head`` and ``head.*`` are the same. One that fits no
-    name so may also be a part of it between dots, as ``lora_B`` is one of ``blocks.0.lora_B.weight``.
+    A pattern is a name, or the beginning of one up to a dot: ``head`` and ``head.*`` are the same.
+    One that fits no name so may also be a part of it between dots, as ``lora_B`` is one of
+    ``blocks.0.lora_B.weight``.
 
     Parameters
     ----------
@@ -68,7 +72,9 @@ def matching(patterns: Sequence[str], names: Collection[str], setting: str, what
 
 def fitting(pattern: str, names: Collection[str]) -> list[str]:
     """Return those names that a single pattern matches, maybe none; see :func:`matching`."""
-    return [name for name in names if _begins(pattern, name)] or [name for name in names if _holds(pattern, name)]
+    return [name for name in names if _begins(pattern, name)] or [
+        name for name in names if _holds(pattern, name)
+    ]
 
 
 def _begins(pattern: str, name: str) -> bool:
@@ -98,24 +104,31 @@ class Slot:
 class Layout:
     """Where each tensor of a module lies in a flat vector ``[S]`` of D parameters and S - D buffer entries.
 
-    Tied weights have one place, and further names in ``tied``, each with the name of the place. ``resting`` names the
-    modules that stay in evaluation mode while the others train: those that were in ``eval()`` inside a module that was
-    not, and those in ``eval()`` of which every parameter is frozen. Parameters that do not require a gradient, and
-    buffers of modules at rest, are ``frozen``. ``personal`` tensors lie in a second vector ``[P]`` of each client, and
-    all that is not frozen in the vector ``[F]`` of the ``full`` layout, F = S + P. ``unsent`` buffers are no running
-    statistics, and in no vector either: every client starts from their values here, and leaves them as they are. Those
-    of them that a state dict has are ``frozen``, too.
+    Tied weights have one place, and further names in ``tied``, each with the name of the place.
+    ``resting`` names the modules that stay in evaluation mode while the others train: those that
+    were in ``eval()`` inside a module that was not, and those in ``eval()`` of which every
+    parameter is frozen. Parameters that do not require a gradient, and buffers of modules at rest,
+    are ``frozen``. ``personal`` tensors lie in a second vector ``[P]`` of each client, and all that
+    is not frozen in the vector ``[F]`` of the ``full`` layout, F = S + P. ``unsent`` buffers are no
+    running statistics, and in no vector either: every client starts from their values here, and
+    leaves them as they are. Those of them that a state dict has are ``frozen``, too.
     """
 
     parameters: tuple[Slot, ...]  # in the module's own order
     buffers: tuple[Slot, ...]
     dtype: torch.dtype  # of the flat vector
     tied: tuple[tuple[str, str], ...] = ()
-    frozen: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor], compare=False, repr=False)  # in no vector
+    # in no vector
+    frozen: Mapping[str, Tensor] = field(
+        default_factory=dict[str, Tensor], compare=False, repr=False
+    )
     resting: tuple[str, ...] = ()
     personal: tuple[Slot, ...] = ()  # parameters first, then buffers
-    whole: Layout | None = field(default=None, repr=False)  # the full layout, if this is a part of it
-    unsent: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor], compare=False, repr=False)
+    # the full layout, if this is a part of it
+    whole: Layout | None = field(default=None, repr=False)
+    unsent: Mapping[str, Tensor] = field(
+        default_factory=dict[str, Tensor], compare=False, repr=False
+    )
 
     @classmethod
     def of(cls, module: nn.Module, personal: Sequence[str] = ()) -> Layout:
@@ -126,14 +139,15 @@ class Layout:
         module
             The module.
         personal
-            Patterns over the names of its parameters and saved buffers, see :func:`fedclade.core.matching`: what stays
-            with the client. A tied tensor is matched by all of its names.
+            Patterns over the names of its parameters and saved buffers, see
+            :func:`fedclade.core.matching`: what stays with the client. A tied tensor is matched by
+            all of its names.
 
         Raises
         ------
         ModelError
-            If the module has no parameters to train, or parameters of several types, or complex ones, or if all of them
-            are personal.
+            If the module has no parameters to train, or parameters of several types, or complex
+            ones, or if all of them are personal.
         ConfigError
             If a pattern matches nothing.
         """
@@ -145,7 +159,10 @@ class Layout:
             raise ModelError(f"{type(module).__name__} has no trainable parameters")
         dtypes = {p.dtype for _, p in trained}
         if len(dtypes) > 1:
-            raise ModelError(f"parameters should share one type, got {sorted(map(str, dtypes))}; cast the model first")
+            raise ModelError(
+                f"parameters should share one type, got {sorted(map(str, dtypes))}; cast the model "
+                "first"
+            )
         dtype = _vector_dtype(module, dtypes.pop())
         buffers = _saved_buffers(module)
         frozen |= {name: buffer for name, buffer in buffers if name.rpartition(".")[0] in resting}
@@ -158,7 +175,9 @@ class Layout:
         layout = cls(parameter_slots, buffer_slots, dtype, tied, frozen, resting, unsent=unsent)
         places = {slot.name: slot.name for slot in (*parameter_slots, *buffer_slots)}
         places |= {name: place for name, place in tied if place in places}
-        return layout.without({places[name] for name in matching(personal, places, "model.personal")})
+        return layout.without(
+            {places[name] for name in matching(personal, places, "model.personal")}
+        )
 
     def without(self, personal: Collection[str]) -> Layout:
         """Return the shared layout of this full one; ``personal`` names the tensors that stay with the client."""
@@ -166,7 +185,10 @@ class Layout:
             return self
         shared, end = _moved((s for s in self.parameters if s.name not in personal), 0)
         if not shared:
-            raise ModelError("all trainable parameters are personal, which leaves none to share; name fewer of them")
+            raise ModelError(
+                "all trainable parameters are personal, which leaves none to share; name fewer of "
+                "them"
+            )
         buffers, _ = _moved((s for s in self.buffers if s.name not in personal), end)
         own, _ = _moved((s for s in (*self.parameters, *self.buffers) if s.name in personal), 0)
         return replace(self, parameters=shared, buffers=buffers, personal=own, whole=self)
@@ -213,15 +235,23 @@ class Layout:
         """Return the full layout's vectors ``[..., F]``, of shared ones ``[..., S]`` and personal ones ``[..., P]``."""
         if not self.personal:
             return shared
-        parts = {slot.name: shared[..., slot.start : slot.stop] for slot in (*self.parameters, *self.buffers)}
+        parts = {
+            slot.name: shared[..., slot.start : slot.stop]
+            for slot in (*self.parameters, *self.buffers)
+        }
         parts |= {slot.name: personal[..., slot.start : slot.stop] for slot in self.personal}
-        return torch.cat([parts[slot.name] for slot in (*self.full.parameters, *self.full.buffers)], -1)
+        return torch.cat(
+            [parts[slot.name] for slot in (*self.full.parameters, *self.full.buffers)], -1
+        )
 
     def parted(self, full: Tensor) -> tuple[Tensor, Tensor]:
         """Return shared vectors ``[..., S]`` and personal ones ``[..., P]``, of the full layout's ``[..., F]``."""
         if not self.personal:
             return full, full[..., :0]
-        whole = {slot.name: full[..., slot.start : slot.stop] for slot in (*self.full.parameters, *self.full.buffers)}
+        whole = {
+            slot.name: full[..., slot.start : slot.stop]
+            for slot in (*self.full.parameters, *self.full.buffers)
+        }
         shared = torch.cat([whole[slot.name] for slot in (*self.parameters, *self.buffers)], -1)
         return shared, torch.cat([whole[slot.name] for slot in self.personal], -1)
 
@@ -231,7 +261,9 @@ class Layout:
         Buffers that are in no vector get the model's values again.
         """
         if vector.shape != (self.size,):
-            raise ModelError(f"a vector of {self.size} entries was expected, got shape {tuple(vector.shape)}")
+            raise ModelError(
+                f"a vector of {self.size} entries was expected, got shape {tuple(vector.shape)}"
+            )
         tensors = _tensors(module)
         with torch.no_grad():
             for name, value in self.unflatten(vector).items():
@@ -251,9 +283,10 @@ class Layout:
             could_be_averaged = name in self.frozen and value.is_floating_point()
             if could_be_averaged and not has_same_values(module.get_buffer(name), value):
                 raise ModelError(
-                    f"training changes buffer {name!r} of {type(module).__name__}, but the first forward passes did "
-                    "not, so it was taken for a constant, which is not averaged; let forward write to it in every "
-                    "pass in training mode, or register it with persistent=False"
+                    f"training changes buffer {name!r} of {type(module).__name__}, but the first "
+                    "forward passes did not, so it was taken for a constant, which is not "
+                    "averaged; let forward write to it in every pass in training mode, or "
+                    "register it with persistent=False"
                 )
 
     def set_training(self, module: nn.Module) -> None:
@@ -286,10 +319,16 @@ class Layout:
 
         What is personal is in it if a client's own vector ``[P]`` is given.
         """
-        placed = {**self.unflatten(vector.cpu()), **{name: p.cpu() for name, p in self.frozen.items()}}
+        placed = {
+            **self.unflatten(vector.cpu()),
+            **{name: p.cpu() for name, p in self.frozen.items()},
+        }
         if personal is not None:
             placed |= self.unflatten_personal(personal.cpu())
-        names = {**{name: name for name in placed}, **{name: place for name, place in self.tied if place in placed}}
+        names = {
+            **{name: name for name in placed},
+            **{name: place for name, place in self.tied if place in placed},
+        }
         return {name: placed[place].clone() for name, place in names.items()}
 
 
@@ -299,33 +338,36 @@ def check_module(module: nn.Module) -> None:
     Raises
     ------
     ModelError
-        If the module is a TorchScript module, or if parameters have no shape or no values yet, or are computed from
-        others before each pass; names the module.
+        If the module is a TorchScript module, or if parameters have no shape or no values yet, or
+        are computed from others before each pass; names the module.
     """
     for name, part in module.named_modules():
         where = f"{name!r} ({type(part).__name__})" if name else type(part).__name__
         if isinstance(part, torch.jit.ScriptModule):
             raise ModelError(
-                f"{where} is a TorchScript module, which torch cannot copy with its parameters; give the module that "
-                "torch.jit.script or torch.jit.trace was called with"
+                f"{where} is a TorchScript module, which torch cannot copy with its parameters; "
+                "give the module that torch.jit.script or torch.jit.trace was called with"
             )
-        if any(is_lazy(tensor) for tensor in (*part.parameters(recurse=False), *part.buffers(recurse=False))):
+        if any(
+            is_lazy(tensor)
+            for tensor in (*part.parameters(recurse=False), *part.buffers(recurse=False))
+        ):
             raise ModelError(
-                f"{where} is lazy: its parameters have no shape yet; pass a batch through the model first, or name the "
-                "sizes"
+                f"{where} is lazy: its parameters have no shape yet; pass a batch through the "
+                "model first, or name the sizes"
             )
         hooks: Mapping[int, object] = part._forward_pre_hooks  # pyright: ignore[reportPrivateUsage]  (no other way)
         if is_parametrized(part) or any(isinstance(hook, _COMPUTING) for hook in hooks.values()):
             raise ModelError(
-                f"{where} computes its weights from other parameters, as weight norm, spectral norm and pruning do, "
-                "but models are averaged by their parameters; remove that (torch.nn.utils.parametrize."
-                "remove_parametrizations), or take a layer without it"
+                f"{where} computes its weights from other parameters, as weight norm, spectral "
+                "norm and pruning do, but models are averaged by their parameters; remove that "
+                "(torch.nn.utils.parametrize.remove_parametrizations), or take a layer without it"
             )
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if tensor.is_meta:
             raise ModelError(
-                f"{name!r} of the model is on the 'meta' device and has no values; make the model on the CPU, or call "
-                "model.to_empty(device='cpu') and initialise it"
+                f"{name!r} of the model is on the 'meta' device and has no values; make the model "
+                "on the CPU, or call model.to_empty(device='cpu') and initialise it"
             )
 
 
@@ -335,7 +377,10 @@ _COMPUTING = (WeightNorm, SpectralNorm, BasePruningMethod)
 
 def _unflattened(vector: Tensor, slots: Collection[Slot]) -> dict[str, Tensor]:
     leading = vector.shape[:-1]
-    return {s.name: _typed(vector[..., s.start : s.stop].view((*leading, *s.shape)), s.dtype) for s in slots}
+    return {
+        s.name: _typed(vector[..., s.start : s.stop].view((*leading, *s.shape)), s.dtype)
+        for s in slots
+    }
 
 
 def _typed(value: Tensor, dtype: torch.dtype) -> Tensor:
@@ -343,7 +388,9 @@ def _typed(value: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _slots(named: Sequence[tuple[str, Tensor]], start: int) -> tuple[tuple[Slot, ...], int]:
-    return _moved((Slot(name, tuple(tensor.shape), tensor.dtype, 0) for name, tensor in named), start)
+    return _moved(
+        (Slot(name, tuple(tensor.shape), tensor.dtype, 0) for name, tensor in named), start
+    )
 
 
 def _moved(slots: Iterable[Slot], start: int) -> tuple[tuple[Slot, ...], int]:
@@ -362,8 +409,8 @@ def _vector_dtype(module: nn.Module, dtype: torch.dtype) -> torch.dtype:
     if dtype in (torch.float32, torch.float64):
         return dtype
     raise ModelError(
-        f"parameters of {type(module).__name__} should be real numbers (float32, float64, bfloat16 or float16), got "
-        f"{dtype}; take two real parameters for a complex one (torch.view_as_real)"
+        f"parameters of {type(module).__name__} should be real numbers (float32, float64, bfloat16 "
+        f"or float16), got {dtype}; take two real parameters for a complex one (torch.view_as_real)"
     )
 
 
@@ -372,7 +419,9 @@ def _saved_buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
     return [(name, buffer) for name, buffer in module.named_buffers() if name in saved]
 
 
-def _unsent(module: nn.Module, saved: Collection[str], frozen: Collection[str]) -> dict[str, Tensor]:
+def _unsent(
+    module: nn.Module, saved: Collection[str], frozen: Collection[str]
+) -> dict[str, Tensor]:
     """Return copies of the buffers that are no running statistics, and of those that no state dict has."""
     names = unsent_buffers(module)
     found: dict[str, Tensor] = {}

@@ -14,7 +14,15 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal, TypeVar, get_args
 
-from fedclade.core.errors import ConfigError, DataError, FedcladeError, UntrustedNameError, nearest, shown, unknown
+from fedclade.core.errors import (
+    ConfigError,
+    DataError,
+    FedcladeError,
+    UntrustedNameError,
+    nearest,
+    shown,
+    unknown,
+)
 
 # How things show themselves: what draws them is in a room above, and is imported when something is
 # to be drawn.
@@ -53,20 +61,31 @@ def in_notebook() -> bool:
 
 T = TypeVar("T")
 
-Kind = Literal["algorithms", "data", "models", "tasks", "partitions", "shifts", "callbacks", "commands", "queries"]
+Kind = Literal[
+    "algorithms",
+    "data",
+    "models",
+    "tasks",
+    "partitions",
+    "shifts",
+    "callbacks",
+    "commands",
+    "queries",
+]
 """What packages may add to; the group of its entry points is ``fedclade.<kind>``."""
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 BY_A_SERVER = (
-    "is not imported here, since the run names it and not this client; to allow it, add it to imports "
-    "in its node config"
+    "is not imported here, since the run names it and not this client; to allow it, add it to "
+    "imports in its node config"
 )
 """Why a client of a network does not import a name, and what its owner can do."""
 
 BY_A_FOLDER = (
-    "is named by the config of the run folder, and importing it would run code; if you trust where the folder comes "
-    "from, allow it with --trust, in Python with Run.load(folder, trust=True)"
+    "is named by the config of the run folder, and importing it would run code; if you trust "
+    "where the folder comes from, allow it with --trust, in Python with Run.load(folder, "
+    "trust=True)"
 )
 """Why a command that reads a run folder does not import a name, and what the user can do."""
 
@@ -114,11 +133,17 @@ def named(kind: Kind, name: object, builtin: Mapping[str, T], what: str) -> T | 
 
 
 def function_named(
-    kind: Kind, name: object, builtin: Mapping[str, T], wrapper: Callable[..., T], returns: str, takes: Collection[str]
+    kind: Kind,
+    name: object,
+    builtin: Mapping[str, T],
+    wrapper: Callable[..., T],
+    returns: str,
+    takes: Collection[str],
 ) -> T:
     """Return what a name stands for, where fedclade's own are records of a function and a line about it.
 
-    A user's own may be a plain function: it is checked for what it ``takes``, see :func:`check_function`, and wrapped.
+    A user's own may be a plain function: it is checked for what it ``takes``, see
+    :func:`check_function`, and wrapped.
     """
     what = kind.removesuffix("s")
     found = named(kind, name, builtin, what)
@@ -148,7 +173,9 @@ def imported(reference: str, what: str) -> Any:
             found = _attribute(found, part)
     except (Exception, SystemExit) as error:  # whatever a user's own file does when it is imported
         hint = "; run from its folder, or set PYTHONPATH" if isinstance(error, ImportError) else ""
-        raise ConfigError(f"{what} {shown(reference)} cannot be imported: {_in_a_line(error)}{hint}") from error
+        raise ConfigError(
+            f"{what} {shown(reference)} cannot be imported: {_in_a_line(error)}{hint}"
+        ) from error
     _imported.add(reference)
     return found
 
@@ -198,12 +225,16 @@ def loaded(point: EntryPoint, what: str) -> Any:
 
 
 def name_of(
-    kind: Kind, thing: Any, builtin: Mapping[str, object], unwrap: Callable[[Any], object] | None = None
+    kind: Kind,
+    thing: Any,
+    builtin: Mapping[str, object],
+    unwrap: Callable[[Any], object] | None = None,
 ) -> str:
     """Return the name by which :func:`named` finds a class or a function again.
 
-    What only the program that runs knows, such as a class in ``__main__`` or in a function, has none: it gets its own.
-    Where a name may stand for a record of the thing, ``unwrap`` returns the thing of a record.
+    What only the program that runs knows, such as a class in ``__main__`` or in a function, has
+    none: it gets its own. Where a name may stand for a record of the thing, ``unwrap`` returns the
+    thing of a record.
     """
     unwrap = unwrap or (lambda found: found)
     for name, known in builtin.items():
@@ -211,16 +242,23 @@ def name_of(
             return name
     for name, point in installed(kind).items():
         with suppress(ConfigError):  # what cannot be imported has not made the thing
-            if name not in builtin and point.module in sys.modules and unwrap(loaded(point, kind)) is thing:
+            if (
+                name not in builtin
+                and point.module in sys.modules
+                and unwrap(loaded(point, kind)) is thing
+            ):
                 return name
-    module, path = thing.__module__, thing.__qualname__
+    module = thing.__module__
+    path = thing.__qualname__
     found = None if module == "__main__" else sys.modules.get(module)
     for part in path.split("."):
         found = getattr(found, part, None)
     return f"{module}:{path}" if found is thing else thing.__name__
 
 
-def check_function(found: Any, what: str, returns: str, takes: Collection[str] | None = None) -> Callable[..., Any]:
+def check_function(
+    found: Any, what: str, returns: str, takes: Collection[str] | None = None
+) -> Callable[..., Any]:
     """Return a user's own function, checked for how it can be called.
 
     Parameters
@@ -240,7 +278,9 @@ def check_function(found: Any, what: str, returns: str, takes: Collection[str] |
         If it is no function, or takes less by position, or needs more.
     """
     if not callable(found):
-        raise ConfigError(f"{what} should name a function that returns {returns}, got {shown(found)}")
+        raise ConfigError(
+            f"{what} should name a function that returns {returns}, got {shown(found)}"
+        )
     try:
         parameters = [*inspect.signature(found).parameters.values()]
     except (TypeError, ValueError) as error:  # of some functions that are not written in Python
@@ -251,7 +291,9 @@ def check_function(found: Any, what: str, returns: str, takes: Collection[str] |
     enough = len(ordered) >= len(takes) or any(p.kind is p.VAR_POSITIONAL for p in parameters)
     if not enough or any(p.default is p.empty for p in ordered[len(takes) :]):
         given = ", ".join(str(p) for p in parameters)
-        raise ConfigError(f"{what} should take ({', '.join(takes)}), and options after a *, got ({given})")
+        raise ConfigError(
+            f"{what} should take ({', '.join(takes)}), and options after a *, got ({given})"
+        )
     return found
 
 
@@ -285,4 +327,8 @@ def _attribute(owner: Any, name: str) -> Any:
 def _in_a_line(error: BaseException) -> str:
     """Return what an error of a user's own code says; with its class, unless it says what could not be imported."""
     text = " ".join(str(error).split())
-    return text if isinstance(error, ImportError | AttributeError) else f"{type(error).__name__}: {text}"
+    return (
+        text
+        if isinstance(error, ImportError | AttributeError)
+        else f"{type(error).__name__}: {text}"
+    )

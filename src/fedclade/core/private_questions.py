@@ -86,7 +86,8 @@ class Moments(Question):
 class Placed(Question):
     """Question about the directions v of signatures within a subspace.
 
-    v is u projected on the subspace and scaled to length 1. ``basis [R, d]`` has orthonormal columns.
+    v is u projected on the subspace and scaled to length 1. ``basis [R, d]`` has orthonormal
+    columns.
     """
 
     basis: Tensor

@@ -45,46 +45,56 @@ class Round:
     spec, seed
         The local training, and the run's seed.
     purpose
-        Sets the draws of a further query in the same round apart from those of the regular training.
+        Sets the draws of a further query in the same round apart from those of the regular
+        training.
     evaluated
-        Whether clients are evaluated after it; what they are served with only then need not be made in other rounds.
+        Whether clients are evaluated after it; what they are served with only then need not be made
+        in other rounds.
     communicates
-        What its training sends: models down and updates up (``all``), ``updates`` alone if the models were sent
-        before, ``models`` alone where clients keep what they train, or ``nothing``.
+        What its training sends: models down and updates up (``all``), ``updates`` alone if the
+        models were sent before, ``models`` alone where clients keep what they train, or
+        ``nothing``.
     min_clients
         A cluster with fewer answers keeps its model, and takes no decision.
     require_all
         Whether clients that do not answer are queried again, since all are needed.
     replicates
-        Above 1, clients make so many updates, each from a part of their training data, and reply with their mean and
-        the signatures of all of them (:class:`~fedclade.channel.Replicating`).
+        Above 1, clients make so many updates, each from a part of their training data, and reply
+        with their mean and the signatures of all of them (:class:`~fedclade.channel.Replicating`).
     compares_parts
         Whether they send these signatures; if not, the mean alone.
     part
-        ``(k, m)``: every client trains on the k-th of m parts of its training data alone, k from 0; None: on all of it.
-        Parts are disjoint, of sizes that differ by at most one, and drawn anew in every round.
+        ``(k, m)``: every client trains on the k-th of m parts of its training data alone, k from 0;
+        None: on all of it. Parts are disjoint, of sizes that differ by at most one, and drawn anew
+        in every round.
     part_size
-        Above 0, every part has so many examples, what is left over is in none, and parts are the same in all rounds; of
-        several replicates each is trained as :meth:`LocalTraining.on_part` says.
+        Above 0, every part has so many examples, what is left over is in none, and parts are the
+        same in all rounds; of several replicates each is trained as :meth:`LocalTraining.on_part`
+        says.
     parts_from
-        Seed and round number by which data is split into parts; None: the round's own. A client of a network sets them
-        where it uses parts again.
+        Seed and round number by which data is split into parts; None: the round's own. A client of
+        a network sets them where it uses parts again.
     drawn_from
-        Number of its training examples from which a client draws parts: the same examples in all rounds. None: all. A
-        client of a network that reports only a size class draws them from that number, so that what it refuses to do
-        with parts, and what their updates are, does not reveal more of its size.
+        Number of its training examples from which a client draws parts: the same examples in all
+        rounds. None: all. A client of a network that reports only a size class draws them from that
+        number, so that what it refuses to do with parts, and what their updates are, does not
+        reveal more of its size.
     longest
-        How many times its update a client sends, if that lowers the loss of what it trained on; 1: it sends the update.
+        How many times its update a client sends, if that lowers the loss of what it trained on; 1:
+        it sends the update.
     personal_epochs
-        Above 0, clients train their personal parameters alone for so many epochs, and then the shared ones alone, as
-        the local training has it. Otherwise they train all together.
+        Above 0, clients train their personal parameters alone for so many epochs, and then the
+        shared ones alone, as the local training has it. Otherwise they train all together.
     rule
-        What clients do in place of plain steps, see :class:`LocalRule`; what it keeps with them lasts as a model does.
+        What clients do in place of plain steps, see :class:`LocalRule`; what it keeps with them
+        lasts as a model does.
     query
-        Counts the round's queries from 0: it sets the faults of one apart from those of the next, and nothing else.
+        Counts the round's queries from 0: it sets the faults of one apart from those of the next,
+        and nothing else.
     expected
-        Where each client is sampled by itself: how many clients of its cluster that makes on average, by client. By
-        these the sums of private updates are divided, and not by how many there are.
+        Where each client is sampled by itself: how many clients of its cluster that makes on
+        average, by client. By these the sums of private updates are divided, and not by how many
+        there are.
     """
 
     number: int
@@ -129,16 +139,26 @@ class Round:
 
     def of_part(self, place: int) -> Round:
         """Return the round of the replicate that is made from one part of the data."""
-        spec, part = self.spec.on_part(self.replicates, self.part_size), (place, self.replicates)
-        longest = (self.spec.lr or 0.0) / (spec.lr or 1.0)  # as if the step size were that of all data
-        return replace(self, spec=spec, replicates=1, part=part, longest=longest, purpose=f"{self.purpose} {place}")
+        spec = self.spec.on_part(self.replicates, self.part_size)
+        part = (place, self.replicates)
+        # as if the step size were that of all data
+        longest = (self.spec.lr or 0.0) / (spec.lr or 1.0)
+        return replace(
+            self,
+            spec=spec,
+            replicates=1,
+            part=part,
+            longest=longest,
+            purpose=f"{self.purpose} {place}",
+        )
 
     def examples(self, count: int, key: int, copies: Indices | None = None) -> Indices:
         """Return which of ``count`` training examples the client of a key trains on, ascending.
 
-        ``copies [count]`` numbers examples, equal ones alike. Equal parts then have copies together, but for those at
-        their ends: spread over parts they would make the parts of a client alike, whatever its distribution. Where some
-        number is that of more than a tenth of a part, examples are few kinds rather than copies, and it has no effect.
+        ``copies [count]`` numbers examples, equal ones alike. Equal parts then have copies
+        together, but for those at their ends: spread over parts they would make the parts of a
+        client alike, whatever its distribution. Where some number is that of more than a tenth of a
+        part, examples are few kinds rather than copies, and it has no effect.
         """
         if self.part is None:
             return np.arange(count)
@@ -158,7 +178,8 @@ class Round:
 
     def _examples_of_some(self, some: int, count: int, key: int, copies: Indices | None) -> Indices:
         """Return the examples of a part that is drawn from ``some`` of ``count`` examples, ascending."""
-        # The run's seed has no influence: a server that changes it must not get parts of all examples.
+        # The run's seed has no influence: a server that changes it must not get parts of all
+        # examples.
         order = rng.generator(0, "examples for parts", key).permutation(count)
         chosen = np.sort(order[:some])
         copies = None if copies is None else copies[chosen]
@@ -180,8 +201,8 @@ class Query(ABC, Generic[R_co]):
     ----------
     mechanism
         What keeps a reply private. ``noise``: it is an update, which clients clip and put noise on.
-        ``held_out``: it is about validation or test data. ``none``: nothing does, so private clients
-        refuse. ``public``: it does not depend on the data of any client.
+        ``held_out``: it is about validation or test data. ``none``: nothing does, so private
+        clients refuse. ``public``: it does not depend on the data of any client.
     discloses
         What leaves the client in clear, as its policy names it, such as ``scores``; "update" for
         an update, and "nothing" for a reply that does not depend on the client's data.
@@ -191,31 +212,37 @@ class Query(ABC, Generic[R_co]):
     discloses: ClassVar[str] = ""
 
     ids: Sequence[int]  # [n]
-    data_round: int = field(default=0, kw_only=True)  # about what they held in that round; 0: about what they hold
+    # about what they held in that round; 0: about what they hold
+    data_round: int = field(default=0, kw_only=True)
 
 
 @dataclass(frozen=True, eq=False)
 class UpdateQuery(Query[Updates]):
     """Train a model, or take the gradient at it, and reply with the update.
 
-    ``train`` replies with Δθ_i, trained − started; ``gradients`` with the negative full-batch gradient −∇r_i (CFL
-    eq. 50). The proximal term, of weight :attr:`LocalTraining.mu <fedclade.core.LocalTraining>`, pulls each client
-    towards its anchor: the model that it starts from (FedProx), or in Ditto (Li et al. 2021, eq. 1) the global model.
+    ``train`` replies with Δθ_i, trained − started; ``gradients`` with the negative full-batch
+    gradient −∇r_i (CFL eq. 50). The proximal term, of weight :attr:`LocalTraining.mu
+    <fedclade.core.LocalTraining>`, pulls each client towards its anchor: the model that it starts
+    from (FedProx), or in Ditto (Li et al. 2021, eq. 1) the global model.
 
-    With ``own``, each client keeps the model that it trains as its own, and its update is empty, ``[0]``. It starts
-    from the model that it is sent, or where its row is :data:`OWN` from its own as that stood before the round. If it
-    ``shares`` that, its update is how far the model is from its anchor, which must be given: the server then knows it.
+    With ``own``, each client keeps the model that it trains as its own, and its update is empty,
+    ``[0]``. It starts from the model that it is sent, or where its row is :data:`OWN` from its own
+    as that stood before the round. If it ``shares`` that, its update is how far the model is from
+    its anchor, which must be given: the server then knows it.
 
-    A :attr:`rule <Round.rule>` that needs an anchor is given its row in place of the proximal term; one that serves
-    lets each client keep a model of its own besides, while its update is that of the model which it was sent.
-    With a ``mixture``, each client is sent all models, the row in its place is 0, and it trains every one of them on
-    its examples, each weighted by its responsibility (FedEM). Its update is that of all models, as
-    :func:`~fedclade.core.packed` has it; it keeps its weights π for itself.
+    A :attr:`rule <Round.rule>` that needs an anchor is given its row in place of the proximal term;
+    one that serves lets each client keep a model of its own besides, while its update is that of
+    the model which it was sent. With a ``mixture``, each client is sent all models, the row in its
+    place is 0, and it trains every one of them on its examples, each weighted by its responsibility
+    (FedEM). Its update is that of all models, as :func:`~fedclade.core.packed` has it; it keeps its
+    weights π for itself.
 
-    With a ``question``, clients reply with what it says of their updates: the sum of it over all clients that reply is
-    in :attr:`Updates.sums`, or the choice of each in :attr:`Updates.components`.
+    With a ``question``, clients reply with what it says of their updates: the sum of it over all
+    clients that reply is in :attr:`Updates.sums`, or the choice of each in
+    :attr:`Updates.components`.
 
-    Clients that reply one by one may hand a few updates to the ``sink`` as they arrive, and reply with the rest.
+    Clients that reply one by one may hand a few updates to the ``sink`` as they arrive, and reply
+    with the rest.
     """
 
     mechanism = "noise"
@@ -225,11 +252,14 @@ class UpdateQuery(Query[Updates]):
     models: Tensor  # [K, S], one row for each distinct model
     assignment: Sequence[int]  # the row of each client, [n]
     round: Round
-    anchors: Sequence[int] | None = None  # the row of each client's anchor, [n]; None: where it starts
+    # the row of each client's anchor, [n]; None: where it starts
+    anchors: Sequence[int] | None = None
     own: bool = False  # whether each client keeps the model that it trains
     shares: bool = False  # whether it then also sends it
-    data_rounds: Sequence[tuple[int, ...]] | None = None  # each trains on what it held in these, [n]; None: holds now
-    sink: Callable[[Updates], None] | None = None  # takes some updates early, which then need not be kept
+    # each trains on what it held in these, [n]; None: holds now
+    data_rounds: Sequence[tuple[int, ...]] | None = None
+    # takes some updates early, which then need not be kept
+    sink: Callable[[Updates], None] | None = None
     mixture: Mixture | None = None  # what the models are together, if they are one mixture
     question: Question | None = None  # what of their updates clients reply with, in place of these
 
@@ -247,18 +277,21 @@ class UpdateQuery(Query[Updates]):
         assignment = [self.assignment[k] for k in places]
         anchors = None if self.anchors is None else [self.anchors[k] for k in places]
         data_rounds = None if self.data_rounds is None else [self.data_rounds[k] for k in places]
-        return replace(self, ids=ids, assignment=assignment, anchors=anchors, data_rounds=data_rounds)
+        return replace(
+            self, ids=ids, assignment=assignment, anchors=anchors, data_rounds=data_rounds
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class EvaluationQuery(Query[Evaluation]):
     """Evaluate models, each on a split of a client's own data.
 
-    A client with several models is named once for each, and replies for all of them or for none. One whose row is
-    :data:`OWN` evaluates the model of its own. With a ``mixture``, a client is named once, with row 0, and evaluates
-    all models together by its weights π; one without any finds them first, on its training data (FedEM's newcomers).
-    If it ``compares`` its models, which then stand side by side, it counts besides which of them is best for how many
-    examples (:attr:`Evaluation.wins`).
+    A client with several models is named once for each, and replies for all of them or for none.
+    One whose row is :data:`OWN` evaluates the model of its own. With a ``mixture``, a client is
+    named once, with row 0, and evaluates all models together by its weights π; one without any
+    finds them first, on its training data (FedEM's newcomers). If it ``compares`` its models, which
+    then stand side by side, it counts besides which of them is best for how many examples
+    (:attr:`Evaluation.wins`).
     """
 
     mechanism = "held_out"
@@ -275,8 +308,9 @@ class EvaluationQuery(Query[Evaluation]):
 class ChoiceQuery(EvaluationQuery):
     """Let each client choose the model with the lowest loss on its training data.
 
-    Over a network a client replies with the number of that model and nothing else: in :attr:`Evaluation.wins` it has 1,
-    and the client's other models 0. Simulated clients reply as to any evaluation, and losses tell which is lowest.
+    Over a network a client replies with the number of that model and nothing else: in
+    :attr:`Evaluation.wins` it has 1, and the client's other models 0. Simulated clients reply as to
+    any evaluation, and losses tell which is lowest.
     """
 
     mechanism = "none"
@@ -294,9 +328,10 @@ def check_declared(kind: type[Query[Any]]) -> None:
     known = ", ".join(repr(mechanism) for mechanism in MECHANISMS)
     if not kind.discloses or kind.mechanism not in MECHANISMS:
         raise ConfigError(
-            f"clients with differential privacy or secure aggregation refuse a {kind.__name__}, which declares "
-            f"mechanism = {kind.mechanism!r} and discloses = {kind.discloses!r}; declare in its class as mechanism one "
-            f"of {known}, and as discloses the name of what leaves the client"
+            f"clients with differential privacy or secure aggregation refuse a {kind.__name__}, "
+            f"which declares mechanism = {kind.mechanism!r} and discloses = {kind.discloses!r}; "
+            f"declare in its class as mechanism one of {known}, and as discloses the name of what "
+            "leaves the client"
         )
 
 

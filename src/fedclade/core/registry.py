@@ -40,7 +40,11 @@ class Positions(Mapping[int, int]):
         wanted = np.asarray(ids, dtype=np.int64).reshape(-1)
         found = wanted if self._plain else np.searchsorted(self._sorted, wanted)
         inside = (found >= 0) & (found < len(self.ids))
-        there = inside & (self._sorted[np.where(inside, found, 0)] == wanted) if len(self.ids) else inside
+        there = (
+            inside & (self._sorted[np.where(inside, found, 0)] == wanted)
+            if len(self.ids)
+            else inside
+        )
         if not there.all():
             raise KeyError(int(wanted[~there][0]))
         return found if self._order is None else self._order[found]
@@ -70,8 +74,11 @@ class ArrayMapping(Mapping[int, V], Generic[V]):
     """A value for each id: ``array`` has them in the order of the ids, as an array or as any sequence."""
 
     def __init__(self, positions: Positions, array: NDArray[Any] | Sequence[V]) -> None:
-        self.positions, self.array = positions, array
-        self._at: Callable[[int], V] = array.item if isinstance(array, np.ndarray) else array.__getitem__
+        self.positions = positions
+        self.array = array
+        self._at: Callable[[int], V] = (
+            array.item if isinstance(array, np.ndarray) else array.__getitem__
+        )
 
     def of(self, ids: ArrayLike) -> NDArray[Any]:
         """Return the values of some ids, ``[k]``; only of an array."""
@@ -114,10 +121,12 @@ class DataSpec:
 
     data: str  # its name
     input_shape: tuple[int, ...]  # of one input
-    outputs: int  # numbers that a model must give: of labels, of a target, or the size of the vocabulary
+    # numbers that a model must give: of labels, of a target, or the size of the vocabulary
+    outputs: int
     task: TaskKind = "classification"
     vocabulary_size: int = 0  # 0 for data that is not text
-    scaled: tuple[float, float] | None = None  # mean and deviation that scale pixels in [0, 1]; None: inputs are as is
+    # mean and deviation that scale pixels in [0, 1]; None: inputs are as is
+    scaled: tuple[float, float] | None = None
 
     @property
     def labels(self) -> int | None:
@@ -134,8 +143,10 @@ class ClientRegistry:
     names: Mapping[int, str] = field(default_factory=dict[int, str])
     sizes: Mapping[int, int] = field(default_factory=dict[int, int])  # training examples |D_i|
     true_clusters: Mapping[int, int] | None = None  # where they are known; for scoring only
-    columns: Mapping[str, object] = field(default_factory=dict[str, object])  # of a table, for people
-    stages: Sequence[tuple[int, ClientRegistry]] = ()  # what is so from a round on, where clients' data changes
+    # of a table, for people
+    columns: Mapping[str, object] = field(default_factory=dict[str, object])
+    # what is so from a round on, where clients' data changes
+    stages: Sequence[tuple[int, ClientRegistry]] = ()
 
     def __len__(self) -> int:
         return len(self.names)
@@ -143,7 +154,11 @@ class ClientRegistry:
     @property
     def ids(self) -> Sequence[int]:
         """All clients, in a fixed order."""
-        return self.names.positions.sequence if isinstance(self.names, ArrayMapping) else tuple(self.names)
+        return (
+            self.names.positions.sequence
+            if isinstance(self.names, ArrayMapping)
+            else tuple(self.names)
+        )
 
     def in_round(self, number: int) -> ClientRegistry:
         """Return what is known of the clients in a round, from 1."""

@@ -1,7 +1,7 @@
 """Keyed randomness: every draw belongs to (seed, purpose, numbers), never to the order in which things happen.
 
-So results do not depend on how clients are grouped into batches, on the engine that trains them, or on whether a run
-was interrupted.
+So results do not depend on how clients are grouped into batches, on the engine that trains them, or
+on whether a run was interrupted.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def torch_seed(seed: int, purpose: str, *numbers: int) -> int:
 @contextmanager
 def seeded_globally(seed: int, device: torch.device) -> Generator[None]:
     """Let what draws from torch's global generators, such as dropout, draw from a seed, and leave them as they were."""
-    # Not torch.manual_seed and fork_rng, which look for every accelerator: a loop comes here for each client.
+    # Not torch.manual_seed and fork_rng, which look for every accelerator: a loop comes here for
+    # each client.
     before = torch.default_generator.get_state()
     on_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     try:
@@ -59,5 +60,6 @@ def seeded_globally(seed: int, device: torch.device) -> Generator[None]:
 def _sequence(seed: int, purpose: str, numbers: tuple[int, ...]) -> np.random.SeedSequence:
     if seed < 0:
         raise ConfigError(f"seed should be at least 0, got {seed}")
-    # As a spawn key, since NumPy pads entropy with zeros: [seed, purpose] and [seed, purpose, 0] would draw the same.
+    # As a spawn key, since NumPy pads entropy with zeros: [seed, purpose] and [seed, purpose, 0]
+    # would draw the same.
     return np.random.SeedSequence([seed, zlib.crc32(purpose.encode())], spawn_key=numbers)

@@ -27,12 +27,13 @@ class Node:
     Parameters
     ----------
     id, parent
-        Its place in the tree's list of nodes, and that of the node it was split from; the root is 0, its parent None.
+        Its place in the tree's list of nodes, and that of the node it was split from; the root is
+        0, its parent None.
     members
         Its clients c_v, in ascending order.
     params
-        Its model ``[S]``: the current one of a leaf; of an inner node the θ*_v at which the updates before the split
-        were made, so that eq. 47 holds for the cached updates to the letter.
+        Its model ``[S]``: the current one of a leaf; of an inner node the θ*_v at which the updates
+        before the split were made, so that eq. 47 holds for the cached updates to the letter.
     born
         Round after which it came into being; 0 is the start of the run.
     split_in
@@ -40,15 +41,15 @@ class Node:
     criteria
         The numbers by which its split was decided.
     cached
-        The signatures of the members' updates at the parent's model before the split, Δ_e of eq. 47, ``[n, R]`` in the
-        order of members. None for the root, and where no split made the node.
+        The signatures of the members' updates at the parent's model before the split, Δ_e of eq.
+        47, ``[n, R]`` in the order of members. None for the root, and where no split made the node.
     trained_from
-        The model ``[S]`` from which its last own training began, so that ``params - trained_from`` is its latest update
-        (Δw_t^(g) of FedGroup's eq. 10); in FlexCFL the model that the group began with. None where no algorithm needs
-        it.
+        The model ``[S]`` from which its last own training began, so that ``params - trained_from``
+        is its latest update (Δw_t^(g) of FedGroup's eq. 10); in FlexCFL the model that the group
+        began with. None where no algorithm needs it.
     continued
-        The model ``[S]`` that went on training beside the clusters that the node was split into, and that clients are
-        served with in place of ``params``. None where there is none.
+        The model ``[S]`` that went on training beside the clusters that the node was split into,
+        and that clients are served with in place of ``params``. None where there is none.
     """
 
     id: int
@@ -63,7 +64,9 @@ class Node:
     continued: Tensor | None = None
 
     def __repr__(self) -> str:
-        lifetime = f"born={self.born}" + ("" if self.split_in is None else f", split_in={self.split_in}")
+        lifetime = f"born={self.born}" + (
+            "" if self.split_in is None else f", split_in={self.split_in}"
+        )
         return f"Node({self.id}, parent={self.parent}, clients={len(self.members)}, {lifetime})"
 
     @property
@@ -79,7 +82,8 @@ class Group:
     members: tuple[int, ...]
     leaf: int  # the leaf that it continues; 0 for a new one
     params: Tensor  # its model [S]
-    cached: Tensor | None  # signatures that its members are known by, [n, R] in their ascending order
+    # signatures that its members are known by, [n, R] in their ascending order
+    cached: Tensor | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,22 +109,30 @@ class ParameterTree(Displayed):
 
     @classmethod
     @checked()
-    def star(cls, clusters: Sequence[Sequence[int]], params: Tensor, unassigned: Sequence[int] = ()) -> ParameterTree:
+    def star(
+        cls, clusters: Sequence[Sequence[int]], params: Tensor, unassigned: Sequence[int] = ()
+    ) -> ParameterTree:
         """Return a root with one leaf for each cluster, which may be empty.
 
-        The leaves start from one model ``[S]``, or from one each ``[K, S]``; the root has the first. ``unassigned``
-        clients are the root's alone.
+        The leaves start from one model ``[S]``, or from one each ``[K, S]``; the root has the
+        first. ``unassigned`` clients are the root's alone.
         """
         members = [*(client for cluster in clusters for client in cluster), *unassigned]
-        if not clusters or params.dim() not in (1, 2) or (params.dim() == 2 and len(params) != len(clusters)):
+        if (
+            not clusters
+            or params.dim() not in (1, 2)
+            or (params.dim() == 2 and len(params) != len(clusters))
+        ):
             raise TreeError(
-                f"a star of {len(clusters)} clusters starts from a model [S], or one for each of at least 1 cluster, "
-                f"[K, S], got shape {list(params.shape)}"
+                f"a star of {len(clusters)} clusters starts from a model [S], or one for each of "
+                f"at least 1 cluster, [K, S], got shape {list(params.shape)}"
             )
         models = params.expand(len(clusters), -1)
         root = replace(cls.root_only(members, models[0]).nodes[0], split_in=0)
         pairs = enumerate(zip(clusters, models, strict=True), start=1)
-        return cls((root, *(Node(i, 0, tuple(sorted(cluster)), model) for i, (cluster, model) in pairs)))
+        return cls(
+            (root, *(Node(i, 0, tuple(sorted(cluster)), model) for i, (cluster, model) in pairs))
+        )
 
     @cached_property
     def leaves(self) -> tuple[Node, ...]:
@@ -138,10 +150,15 @@ class ParameterTree(Displayed):
     @cached_property
     def stragglers(self) -> Mapping[int, tuple[int, ...]]:
         """The clients that no leaf holds, in ascending order, by the node that they have in the place of one."""
-        leaves, leaf_of = set(self.leaves), self.leaf_of
+        leaves = set(self.leaves)
+        leaf_of = self.leaf_of
         inner = (node for node in self.nodes if node not in leaves)
-        waiting = ((node.id, tuple(c for c in node.members if leaf_of[c] == node.id)) for node in inner)
-        return dict(sorted(((node, ids) for node, ids in waiting if ids), key=lambda each: each[1][0]))
+        waiting = (
+            (node.id, tuple(c for c in node.members if leaf_of[c] == node.id)) for node in inner
+        )
+        return dict(
+            sorted(((node, ids) for node, ids in waiting if ids), key=lambda each: each[1][0])
+        )
 
     def children(self, node: int) -> tuple[Node, ...]:
         """Return the clusters that a node was split into.
@@ -193,17 +210,18 @@ class ParameterTree(Displayed):
             raise TreeError(f"level should be a whole number, got {shown(level)}") from None
         if not -len(path) <= level < len(path):
             raise TreeError(
-                f"level {level} is not on the path of client {client}, which has {len(path)} levels: from the root, 0 "
-                f"to {len(path) - 1}, or from the leaf, -1 to -{len(path)}"
+                f"level {level} is not on the path of client {client}, which has {len(path)} "
+                f"levels: from the root, 0 to {len(path) - 1}, or from the leaf, -1 to -{len(path)}"
             )
         return path[level]
 
     def model_for(self, client: int, level: int = -1) -> Tensor:
         """Return the model ``[S]`` of a node on a client's path: the more specific, the higher the level.
 
-        CFL, section V-C; levels and errors as in :meth:`node_for`. The root has in CFL the model of plain federated
-        learning. The models of inner nodes are those at which they were split, and were trained no further, but for
-        that of a root which went on training (:attr:`Node.continued`).
+        CFL, section V-C; levels and errors as in :meth:`node_for`. The root has in CFL the model of
+        plain federated learning. The models of inner nodes are those at which they were split, and
+        were trained no further, but for that of a root which went on training
+        (:attr:`Node.continued`).
         """
         return self.node_for(client, level).model
 
@@ -223,7 +241,9 @@ class ParameterTree(Displayed):
         try:
             distinct = set(nodes)
         except TypeError:  # an entry that cannot be hashed, which is no node either
-            raise TreeError(f"nodes should be a list of whole numbers, got {shown(nodes)}") from None
+            raise TreeError(
+                f"nodes should be a list of whole numbers, got {shown(nodes)}"
+            ) from None
         for node in distinct:
             self._known_node(node)
         rows = {node: row for row, node in enumerate(dict.fromkeys(nodes))}
@@ -254,13 +274,19 @@ class ParameterTree(Displayed):
     def reassigned(self, leaf_of: Mapping[int, int]) -> ParameterTree:
         """Return the tree after some clients changed their leaf.
 
-        Leaves stay leaves, even without members, and the nodes above them keep the members that they were split with.
-        ``leaf_of`` has the new leaf of each client that changes it, or the root for none; all others stay.
+        Leaves stay leaves, even without members, and the nodes above them keep the members that
+        they were split with. ``leaf_of`` has the new leaf of each client that changes it, or the
+        root for none; all others stay.
         """
         places = {0, *(leaf.id for leaf in self.leaves), *self.stragglers}
         if lost := [leaf for leaf in leaf_of.values() if leaf not in places]:
-            raise TreeError(f"clients can move to the leaves {sorted(places - {0})} or to the root 0, got {lost[0]}")
-        came: dict[int, list[int]] = {node: [] for node in (0, *self.stragglers, *(leaf.id for leaf in self.leaves))}
+            raise TreeError(
+                f"clients can move to the leaves {sorted(places - {0})} or to the root 0, got "
+                f"{lost[0]}"
+            )
+        came: dict[int, list[int]] = {
+            node: [] for node in (0, *self.stragglers, *(leaf.id for leaf in self.leaves))
+        }
         left: dict[int | None, set[int]] = {}
         for client, leaf in leaf_of.items():
             if (before := self.leaf_of.get(client)) != leaf:
@@ -268,7 +294,8 @@ class ParameterTree(Displayed):
                 left.setdefault(before, set()).add(client)
         tree = self
         for leaf in self.leaves:
-            if came[leaf.id] or leaf.id in left:  # cached updates stand in the order of the old members
+            # cached updates stand in the order of the old members
+            if came[leaf.id] or leaf.id in left:
                 gone = left.get(leaf.id, ())
                 stayed = (client for client in leaf.members if client not in gone)
                 members = tuple(sorted((*stayed, *came[leaf.id])))
@@ -292,15 +319,25 @@ class ParameterTree(Displayed):
         node, parts
             The cluster, and the members of each child.
         params
-            The model ``[S]`` that the node keeps: the one at which the updates before the split were made.
+            The model ``[S]`` that the node keeps: the one at which the updates before the split
+            were made.
         cached
-            The signatures of those updates for each child, ``[n, R]`` in ascending order of its members.
+            The signatures of those updates for each child, ``[n, R]`` in ascending order of its
+            members.
         round_number, criteria
             The round in which it was decided, and the numbers by which.
         """
-        parent, first = self.nodes[node], len(self.nodes)
+        parent = self.nodes[node]
+        first = len(self.nodes)
         children = [
-            Node(first + i, node, tuple(sorted(members)), parent.params, born=round_number, cached=updates)
+            Node(
+                first + i,
+                node,
+                tuple(sorted(members)),
+                parent.params,
+                born=round_number,
+                cached=updates,
+            )
             for i, (members, updates) in enumerate(zip(parts, cached, strict=True))
         ]
         parent = replace(parent, params=params, split_in=round_number, criteria=dict(criteria))
@@ -316,20 +353,33 @@ class ParameterTree(Displayed):
     ) -> ParameterTree:
         """Return a star after its clients were clustered anew; leaves that no group goes on with are left empty.
 
-        Clients in no group are the root's alone. The root keeps ``params [S]``, the model at which the updates that the
-        groups were found by were made; without these it stays as it is, and so do the signatures of the groups. The
-        groups train in this round already.
+        Clients in no group are the root's alone. The root keeps ``params [S]``, the model at which
+        the updates that the groups were found by were made; without these it stays as it is, and so
+        do the signatures of the groups. The groups train in this round already.
         """
         root = self.nodes[0]
         if params is not None:
-            root = replace(root, params=params, split_in=round_number, criteria=dict(criteria or {}))
+            root = replace(
+                root, params=params, split_in=round_number, criteria=dict(criteria or {})
+            )
         nodes = [root, *(replace(leaf, members=(), cached=None) for leaf in self.nodes[1:])]
         for group in groups:
             members = tuple(sorted(group.members))
             if not group.leaf:
-                nodes.append(Node(len(nodes), 0, members, group.params, born=round_number - 1, cached=group.cached))
+                nodes.append(
+                    Node(
+                        len(nodes),
+                        0,
+                        members,
+                        group.params,
+                        born=round_number - 1,
+                        cached=group.cached,
+                    )
+                )
                 continue
-            nodes[group.leaf] = replace(nodes[group.leaf], members=members, params=group.params, cached=group.cached)
+            nodes[group.leaf] = replace(
+                nodes[group.leaf], members=members, params=group.params, cached=group.cached
+            )
         return ParameterTree(tuple(nodes))
 
     def with_members(self, node: int, clients: Sequence[int], signatures: Tensor) -> ParameterTree:
@@ -341,7 +391,9 @@ class ParameterTree(Displayed):
         members = [*cluster.members, *clients]
         cached = signatures if cluster.cached is None else torch.cat([cluster.cached, signatures])
         order = sorted(range(len(members)), key=members.__getitem__)
-        return self._with(replace(cluster, members=tuple(members[i] for i in order), cached=cached[order]))
+        return self._with(
+            replace(cluster, members=tuple(members[i] for i in order), cached=cached[order])
+        )
 
     @checked()
     def with_newcomers(self, clients: Sequence[int]) -> ParameterTree:
@@ -355,21 +407,36 @@ class ParameterTree(Displayed):
 
         All models stay, also those of clusters that nobody is left in.
         """
-        gone, nodes = set(clients), list[Node]()
+        gone = set(clients)
+        nodes = list[Node]()
         for node in self.nodes:
             kept = [i for i, member in enumerate(node.members) if member not in gone]
             members = tuple(node.members[i] for i in kept)
-            nodes.append(replace(node, members=members, cached=None if node.cached is None else node.cached[kept]))
+            nodes.append(
+                replace(
+                    node, members=members, cached=None if node.cached is None else node.cached[kept]
+                )
+            )
         return ParameterTree(tuple(nodes))
 
     def map_vectors(
-        self, models: Callable[[Tensor], Tensor], signatures: Callable[[Tensor], Tensor] | None = None
+        self,
+        models: Callable[[Tensor], Tensor],
+        signatures: Callable[[Tensor], Tensor] | None = None,
     ) -> ParameterTree:
         """Return the tree with every model ``[S]`` mapped, and all cached signatures ``[n, R]`` if so wanted."""
 
         def mapped(node: Node) -> Node:
-            vectors = {name: models(vector) for name in VECTORS if (vector := getattr(node, name)) is not None}
-            cached = node.cached if signatures is None or node.cached is None else signatures(node.cached)
+            vectors = {
+                name: models(vector)
+                for name in VECTORS
+                if (vector := getattr(node, name)) is not None
+            }
+            cached = (
+                node.cached
+                if signatures is None or node.cached is None
+                else signatures(node.cached)
+            )
             return replace(node, **vectors, cached=cached)
 
         return ParameterTree(tuple(map(mapped, self.nodes)))
@@ -384,11 +451,13 @@ class ParameterTree(Displayed):
             found = self.nodes[place]
             if vector is not None and vector.shape != found.params.shape:
                 raise TreeError(
-                    f"the model of node {place} has shape {list(found.params.shape)}, got {list(vector.shape)}"
+                    f"the model of node {place} has shape {list(found.params.shape)}, got "
+                    f"{list(vector.shape)}"
                 )
             return found
         raise TreeError(
-            f"node {shown(node)} is not in the parameter tree, which has the nodes 0 to {len(self.nodes) - 1}"
+            f"node {shown(node)} is not in the parameter tree, which has the nodes 0 to "
+            f"{len(self.nodes) - 1}"
         )
 
     def _check_client(self, client: int) -> None:
@@ -399,12 +468,21 @@ class ParameterTree(Displayed):
                 return
         except TypeError:  # of a list, which is no client
             pass
-        known = f"{len(clients)} clients from {min(clients)} to {max(clients)}" if clients else "no clients"
+        known = (
+            f"{len(clients)} clients from {min(clients)} to {max(clients)}"
+            if clients
+            else "no clients"
+        )
         raise TreeError(f"client {shown(client)} is not in the parameter tree, which holds {known}")
 
     def _with(self, node: Node) -> ParameterTree:
         tree = ParameterTree((*self.nodes[: node.id], node, *self.nodes[node.id + 1 :]))
-        if node.members is self.nodes[node.id].members:  # the clients are where they were; of many, to look takes long
-            known = {name: self.__dict__[name] for name in ("leaf_of", "stragglers") if name in self.__dict__}
+        # the clients are where they were; of many, to look takes long
+        if node.members is self.nodes[node.id].members:
+            known = {
+                name: self.__dict__[name]
+                for name in ("leaf_of", "stragglers")
+                if name in self.__dict__
+            }
             tree.__dict__.update(known)
         return tree

@@ -18,7 +18,16 @@ from fedclade.core.events import Event
 # How updates of a cluster are aggregated: by which rule, and within which limits; the
 # ``[aggregate]`` section.
 
-Rule = Literal["mean", "median", "trimmed_mean", "krum", "multi_krum", "bulyan", "geometric_median", "centred_clipping"]
+Rule = Literal[
+    "mean",
+    "median",
+    "trimmed_mean",
+    "krum",
+    "multi_krum",
+    "bulyan",
+    "geometric_median",
+    "centred_clipping",
+]
 """How one update is made of those of a cluster; see ``core/aggregate.py``."""
 
 Limit = float | Literal["auto"]
@@ -26,8 +35,8 @@ Limit = float | Literal["auto"]
 CLIP_ABOVE = 2.0
 """What ``clip_above`` is where some clients may lie.
 
-A third of a cluster that sends five times its updates makes steps too long to learn by; at twice it does not. Of honest
-clients it shortens few (``benchmarks/limits.py``).
+A third of a cluster that sends five times its updates makes steps too long to learn by; at twice it
+does not. Of honest clients it shortens few (``benchmarks/limits.py``).
 """
 
 
@@ -53,31 +62,34 @@ class Aggregation:
     Parameters
     ----------
     rule
-        ``mean`` by default; ``median``, ``trimmed_mean``, ``krum``, ``multi_krum``, ``bulyan``, ``geometric_median`` or
-        ``centred_clipping`` hold where some clients send anything at all.
+        ``mean`` by default; ``median``, ``trimmed_mean``, ``krum``, ``multi_krum``, ``bulyan``,
+        ``geometric_median`` or ``centred_clipping`` hold where some clients send anything at all.
     byzantine
-        Share of a cluster's clients that may do so, in [0, 0.5). Of n that answer, f are cut, or not relied on: this
-        share, rounded down, and at most what the rule allows for n.
+        Share of a cluster's clients that may do so, in [0, 0.5). Of n that answer, f are cut, or
+        not relied on: this share, rounded down, and at most what the rule allows for n.
     mixing
-        Whether each update is replaced by the mean of the n − f nearest to it before the rule (nearest-neighbour
-        mixing), since clients differ.
+        Whether each update is replaced by the mean of the n − f nearest to it before the rule
+        (nearest-neighbour mixing), since clients differ.
     radius
-        τ of ``centred_clipping``, in parameter units; by default the median of the distances from the centre.
+        τ of ``centred_clipping``, in parameter units; by default the median of the distances from
+        the centre.
     largest_weight
         How many times as many training examples as the median client one counts with at most.
     largest_norm
         An update that is more than so many times as long as the median of its cluster is left out.
     clip_above
-        One that is more than so many times as long is shortened to that. Infinity is no limit; ``auto`` is none in a
-        simulation whose clients are all honest. Where some may lie it is 2, 20 and 2; over a network the first two are
-        those of the ``[network]`` section. Without a largest norm, ``auto`` clips nothing, nor with a robust rule: a
-        lie that is shortened stands out less.
+        One that is more than so many times as long is shortened to that. Infinity is no limit;
+        ``auto`` is none in a simulation whose clients are all honest. Where some may lie it is 2,
+        20 and 2; over a network the first two are those of the ``[network]`` section. Without a
+        largest norm, ``auto`` clips nothing, nor with a robust rule: a lie that is shortened stands
+        out less.
     leave_out_opposed
-        Whether an update that moves a model against the other clients that chose this model is left out, where clients
-        state which cluster they belong to (``ifca``). ``auto``: where some clients may lie, as over a network. The
-        papers know of no such rule, and honest clients hardly ever meet it; each case is an event. ``ifca`` with
-        ``restarts`` then does not go on with a set of models that is clearly worse than another, if a share
-        ``byzantine`` of the lowest losses and of the highest is left out.
+        Whether an update that moves a model against the other clients that chose this model is left
+        out, where clients state which cluster they belong to (``ifca``). ``auto``: where some
+        clients may lie, as over a network. The papers know of no such rule, and honest clients
+        hardly ever meet it; each case is an event. ``ifca`` with ``restarts`` then does not go on
+        with a set of models that is clearly worse than another, if a share ``byzantine`` of the
+        lowest losses and of the highest is left out.
 
     Raises
     ------
@@ -98,9 +110,24 @@ class Aggregation:
         rules = get_args(Rule)
         require(
             ("aggregate.rule", self.rule, self.rule in rules, " or ".join(map(repr, rules))),
-            ("aggregate.byzantine", self.byzantine, 0 <= self.byzantine < 0.5, "at least 0 and below 0.5"),
-            ("aggregate.mixing", self.mixing, not self.mixing or self.is_robust, "false where the rule is 'mean'"),
-            ("aggregate.radius", self.radius, self.radius is None or self.radius > 0, "greater than 0, or left out"),
+            (
+                "aggregate.byzantine",
+                self.byzantine,
+                0 <= self.byzantine < 0.5,
+                "at least 0 and below 0.5",
+            ),
+            (
+                "aggregate.mixing",
+                self.mixing,
+                not self.mixing or self.is_robust,
+                "false where the rule is 'mean'",
+            ),
+            (
+                "aggregate.radius",
+                self.radius,
+                self.radius is None or self.radius > 0,
+                "greater than 0, or left out",
+            ),
             (
                 "aggregate.leave_out_opposed",
                 self.leave_out_opposed,
@@ -108,7 +135,12 @@ class Aggregation:
                 "true, false or 'auto'",
             ),
             *(
-                (f"aggregate.{name}", value, value == "auto" if isinstance(value, str) else value >= 1, rule)
+                (
+                    f"aggregate.{name}",
+                    value,
+                    value == "auto" if isinstance(value, str) else value >= 1,
+                    rule,
+                )
                 for name, value, rule in (
                     ("largest_weight", self.largest_weight, "at least 1, or 'auto'"),
                     ("largest_norm", self.largest_norm, "at least 1, or 'auto'"),
@@ -130,7 +162,9 @@ class Aggregation:
         """Whether the rule needs the updates of single clients."""
         return self.rule != "mean"
 
-    def limits(self, *, untrusted: bool, largest_weight: float = 2.0, largest_norm: float = 20.0) -> Limits:
+    def limits(
+        self, *, untrusted: bool, largest_weight: float = 2.0, largest_norm: float = 20.0
+    ) -> Limits:
         """Return the limits of a run; what is left to ``auto`` acts where clients are ``untrusted``, that may lie."""
         auto = (largest_weight, largest_norm) if untrusted else (math.inf, math.inf)
         weight = auto[0] if isinstance(self.largest_weight, str) else self.largest_weight
@@ -141,7 +175,9 @@ class Aggregation:
     @property
     def looks_at_updates(self) -> bool:
         """Whether a rule or a limit that was asked for needs the updates of single clients."""
-        return self.is_robust or self.limits(untrusted=False).limits or self.leave_out_opposed is True
+        return (
+            self.is_robust or self.limits(untrusted=False).limits or self.leave_out_opposed is True
+        )
 
     def looks_for_opposed(self, *, untrusted: bool, clients_choose: bool) -> bool:
         """Return whether opposed updates are left out of a run, by whether its clients may lie and choose a cluster."""
@@ -212,17 +248,19 @@ class Updates:
     n_parameters
         D.
     deltas
-        Weight updates Δθ_i (CFL eq. 1), ``[n, S]``. None in a run that streams, which has ``sums`` in their place.
+        Weight updates Δθ_i (CFL eq. 1), ``[n, S]``. None in a run that streams, which has ``sums``
+        in their place.
     sums
         Sums of weight updates, one for each model that was sent out.
     sketches
-        What clients are compared by, ``[n, R]``, where it is not the update itself; always there in a stream.
+        What clients are compared by, ``[n, R]``, where it is not the update itself; always there in
+        a stream.
     parts
-        Where clients trained on m parts of their data one by one, what these are compared by, ``[n, m, R]``; ``deltas``
-        are the means of their updates then.
+        Where clients trained on m parts of their data one by one, what these are compared by, ``[n,
+        m, R]``; ``deltas`` are the means of their updates then.
     components
-        Where clients trained the components of a mixture, which of them each weighs most, int64 ``[n]``; where they
-        were asked for a choice, what each says.
+        Where clients trained the components of a mixture, which of them each weighs most, int64
+        ``[n]``; where they were asked for a choice, what each says.
     left_out
         Why each client that was queried, and is not among ``ids``, is left out.
     limited
@@ -230,9 +268,11 @@ class Updates:
     aggregation
         How updates of a cluster are aggregated, where that is robust; None: they have a mean.
     uncapped
-        The training examples that each client says it has trained on, float64 ``[n]``, where some count with fewer.
+        The training examples that each client says it has trained on, float64 ``[n]``, where some
+        count with fewer.
     shortened
-        What the parameters of each update were multiplied by, float64 ``[n]``, where some were too long.
+        What the parameters of each update were multiplied by, float64 ``[n]``, where some were too
+        long.
     events
         What happened on the way and belongs in the log of the run, such as a sum that was rejected.
     """
@@ -256,7 +296,13 @@ class Updates:
 
     @classmethod
     def received(
-        cls, ids: Sequence[int], sizes: Sequence[int], deltas: Tensor, n_parameters: int, losses: Tensor, number: int
+        cls,
+        ids: Sequence[int],
+        sizes: Sequence[int],
+        deltas: Tensor,
+        n_parameters: int,
+        losses: Tensor,
+        number: int,
     ) -> Updates:
         """Leave out clients whose loss or update is not finite, or whose update is longer than LARGEST_NORM.
 
@@ -267,16 +313,26 @@ class Updates:
         """
         if deltas.ndim != 2 or len(deltas) != len(ids):
             shape = tuple(deltas.shape)
-            raise UpdateError(f"round {number}: expected {len(ids)} updates, got a tensor of shape {shape}")
+            raise UpdateError(
+                f"round {number}: expected {len(ids)} updates, got a tensor of shape {shape}"
+            )
         norms = row_norms(deltas[:, :n_parameters])
         whole = torch.hypot(norms, row_norms(deltas[:, n_parameters:]))
-        usable = (whole <= LARGEST_NORM) & torch.isfinite(losses).cpu()  # NaN is not less than anything
+        # NaN is not less than anything
+        usable = (whole <= LARGEST_NORM) & torch.isfinite(losses).cpu()
         left_out = {
             ids[i]: _what_is_wrong(deltas[i], float(whole[i]), float(losses[i]))
             for i in (~usable).nonzero().flatten().tolist()
         }
         weights = torch.tensor(sizes, dtype=torch.float64)
-        each = cls(ids=tuple(ids), sizes=weights, losses=losses, norms=norms, n_parameters=n_parameters, deltas=deltas)
+        each = cls(
+            ids=tuple(ids),
+            sizes=weights,
+            losses=losses,
+            norms=norms,
+            n_parameters=n_parameters,
+            deltas=deltas,
+        )
         return replace(each.select([c for c in ids if c not in left_out]), left_out=left_out)
 
     @classmethod
@@ -292,18 +348,29 @@ class Updates:
     ) -> Updates:
         """Check updates that came one by one, each of any shape, for a model of S = ``size`` entries."""
         fit = [i for i, row in enumerate(rows) if row.shape == (size,)]
-        shapes = {client: tuple(row.shape) for client, row in zip(ids, rows, strict=True) if row.shape != (size,)}
-        left_out = {client: f"update of shape {shape}, expected ({size},)" for client, shape in shapes.items()}
+        shapes = {
+            client: tuple(row.shape)
+            for client, row in zip(ids, rows, strict=True)
+            if row.shape != (size,)
+        }
+        left_out = {
+            client: f"update of shape {shape}, expected ({size},)"
+            for client, shape in shapes.items()
+        }
         deltas = torch.stack([rows[i] for i in fit]) if fit else rows[0].new_empty(0, size)
-        named, weights = [ids[i] for i in fit], [sizes[i] for i in fit]
+        named = [ids[i] for i in fit]
+        weights = [sizes[i] for i in fit]
         received = cls.received(named, weights, deltas, n_parameters, losses[fit], number)
         return replace(received, left_out={**left_out, **received.left_out})
 
     @classmethod
     def of_nobody(cls, left_out: Mapping[int, str], models: Tensor, n_parameters: int) -> Updates:
         """Return the updates of no client, where none answered, to models ``[K, S]``."""
-        none, deltas = torch.zeros(0, dtype=torch.float64), models.new_zeros(0, models.shape[1])
-        empty = cls(ids=(), sizes=none, losses=none, norms=none, n_parameters=n_parameters, deltas=deltas)
+        none = torch.zeros(0, dtype=torch.float64)
+        deltas = models.new_zeros(0, models.shape[1])
+        empty = cls(
+            ids=(), sizes=none, losses=none, norms=none, n_parameters=n_parameters, deltas=deltas
+        )
         return replace(empty, left_out=left_out)
 
     @property
@@ -311,8 +378,8 @@ class Updates:
         """The update of each client, ``[n, S]``; an UpdateError if the run streams."""
         if self.deltas is None:
             raise UpdateError(
-                f"the updates of {len(self.ids)} clients are needed one by one, but this run streams and keeps only "
-                "their sums; set stream = false"
+                f"the updates of {len(self.ids)} clients are needed one by one, but this run "
+                "streams and keeps only their sums; set stream = false"
             )
         return self.deltas
 
@@ -320,7 +387,10 @@ class Updates:
     def senders(self) -> tuple[int, ...]:
         """The clients that sent an update, usable or not."""
         silent = (DROPPED_OUT, NOT_ASKED)
-        return (*self.ids, *(client for client, why in self.left_out.items() if not why.startswith(silent)))
+        return (
+            *self.ids,
+            *(client for client, why in self.left_out.items() if not why.startswith(silent)),
+        )
 
     @property
     def signatures(self) -> Tensor:
@@ -330,10 +400,13 @@ class Updates:
         """
         if self.deltas is None and self.sketches is not None and self.sketches.shape[1] == 0:
             raise UpdateError(
-                f"the signatures of {len(self.ids)} clients are needed, but this run streams, and keeps none where an "
-                "algorithm's compares is False; let it be True, or set stream = false"
+                f"the signatures of {len(self.ids)} clients are needed, but this run streams, and "
+                "keeps none where an algorithm's compares is False; let it be True, or set stream "
+                "= false"
             )
-        return self.required_deltas[:, : self.n_parameters] if self.sketches is None else self.sketches
+        return (
+            self.required_deltas[:, : self.n_parameters] if self.sketches is None else self.sketches
+        )
 
     def select(self, members: Sequence[int]) -> Updates:
         """Return the updates of those members that answered, in the order of the members.
@@ -350,9 +423,9 @@ class Updates:
             sums, besides = self.sums.select(rows)
             if len(besides):
                 raise UpdateError(
-                    f"the updates of clients {self._named(rows)} cannot be told from those of clients "
-                    f"{self._named(besides)}: this run streams, and keeps only sums over all clients of a model; "
-                    "set stream = false"
+                    f"the updates of clients {self._named(rows)} cannot be told from those of "
+                    f"clients {self._named(besides)}: this run streams, and keeps only sums over "
+                    "all clients of a model; set stream = false"
                 )
         return replace(
             self,
@@ -380,25 +453,37 @@ class Updates:
 
         Clients that are left out of one and answered in the other are no longer left out.
         """
-        left_out = {c: why for c, why in {**self.left_out, **other.left_out}.items() if c not in self.ids + other.ids}
+        left_out = {
+            c: why
+            for c, why in {**self.left_out, **other.left_out}.items()
+            if c not in self.ids + other.ids
+        }
         limited = {**self.limited, **other.limited}
         events = self.events + other.events
         if not self.ids or not other.ids:
-            return replace(self if self.ids else other, left_out=left_out, limited=limited, events=events)
+            return replace(
+                self if self.ids else other, left_out=left_out, limited=limited, events=events
+            )
         if (sketches := self.sketches) is not None:
-            sketches = torch.cat([sketches, other.signatures if other.sketches is None else other.sketches])
+            sketches = torch.cat(
+                [sketches, other.signatures if other.sketches is None else other.sketches]
+            )
         sums = None
         if self.sums is not None and other.sums is not None:
             behind = other.sums.group + len(self.sums.groups)
             groups = torch.cat([self.sums.groups, other.sums.groups])
-            sums = Sums(groups, torch.cat([self.sums.group, behind]), max(self.sums.noise, other.sums.noise))
+            sums = Sums(
+                groups, torch.cat([self.sums.group, behind]), max(self.sums.noise, other.sums.noise)
+            )
         return Updates(
             ids=self.ids + other.ids,
             sizes=torch.cat([self.sizes, other.sizes]),
             losses=torch.cat([self.losses, other.losses]),
             norms=torch.cat([self.norms, other.norms]),
             n_parameters=self.n_parameters,
-            deltas=None if sums is not None else torch.cat([self.required_deltas, other.required_deltas]),
+            deltas=None
+            if sums is not None
+            else torch.cat([self.required_deltas, other.required_deltas]),
             sums=sums,
             sketches=sketches,
             parts=_joined(self.parts, other.parts),
@@ -407,7 +492,9 @@ class Updates:
             limited=limited,
             aggregation=self.aggregation,
             uncapped=_filled((self.uncapped, self.sizes), (other.uncapped, other.sizes)),
-            shortened=_filled(*((each.shortened, torch.ones_like(each.sizes)) for each in (self, other))),
+            shortened=_filled(
+                *((each.shortened, torch.ones_like(each.sizes)) for each in (self, other))
+            ),
             events=events,
         )
 
@@ -416,7 +503,9 @@ class Updates:
         return {client: row for row, client in enumerate(self.ids)}
 
     def _rows(self, members: Sequence[int]) -> Tensor:
-        return torch.tensor([self._row_of[m] for m in members if m in self._row_of], dtype=torch.int64)
+        return torch.tensor(
+            [self._row_of[m] for m in members if m in self._row_of], dtype=torch.int64
+        )
 
     def _named(self, rows: Tensor) -> list[int]:
         return [self.ids[row] for row in rows.tolist()]
@@ -426,7 +515,9 @@ def _joined(mine: Tensor | None, others: Tensor | None) -> Tensor | None:
     return None if mine is None or others is None else torch.cat([mine, others])
 
 
-def _filled(mine: tuple[Tensor | None, Tensor], others: tuple[Tensor | None, Tensor]) -> Tensor | None:
+def _filled(
+    mine: tuple[Tensor | None, Tensor], others: tuple[Tensor | None, Tensor]
+) -> Tensor | None:
     """Return the rows of both, those of one that has none from what stands for them; None if neither has any."""
     if mine[0] is None and others[0] is None:
         return None
@@ -436,15 +527,18 @@ def _filled(mine: tuple[Tensor | None, Tensor], others: tuple[Tensor | None, Ten
 def _what_is_wrong(delta: Tensor, norm: float, loss: float) -> str:
     if entries := int((~torch.isfinite(delta)).sum()):
         return f"{entries} of {len(delta)} entries are NaN or infinite"
-    return f"loss {loss}" if norm <= LARGEST_NORM else f"norm {norm:.3g}, more than {LARGEST_NORM:.3g}"
+    return (
+        f"loss {loss}" if norm <= LARGEST_NORM else f"norm {norm:.3g}, more than {LARGEST_NORM:.3g}"
+    )
 
 
 def make_usable(deltas: Tensor, losses: Tensor) -> None:
     """Change updates ``[n, S]`` and losses ``[n]`` in place so that :meth:`Updates.received` leaves none out.
 
-    An update with an entry that is not finite becomes zeros, one that is too long is scaled down, and every loss
-    becomes 0. This is for clients with differential privacy: clipping and noise come afterwards, so any change of the
-    update is allowed here, while a reply that is missing would reveal something about the data without any noise.
+    An update with an entry that is not finite becomes zeros, one that is too long is scaled down,
+    and every loss becomes 0. This is for clients with differential privacy: clipping and noise come
+    afterwards, so any change of the update is allowed here, while a reply that is missing would
+    reveal something about the data without any noise.
     """
     is_finite = torch.isfinite(deltas).all(dim=1)
     deltas[~is_finite] = 0
@@ -460,4 +554,6 @@ def row_norms(rows: Tensor, from_: Tensor | None = None) -> Tensor:
     """Return the norm of each row of ``[n, m]``, float64 ``[n]``, or its distance from a point ``[m]``."""
     at_once = max(1, CONVERTED_AT_A_TIME // max(1, rows.shape[1]))
     parts = (some if from_ is None else some - from_ for some in rows.split(at_once))
-    return torch.cat([torch.linalg.vector_norm(some, dim=1, dtype=torch.float64) for some in parts]).cpu()
+    return torch.cat(
+        [torch.linalg.vector_norm(some, dim=1, dtype=torch.float64) for some in parts]
+    ).cpu()

@@ -1,6 +1,7 @@
 """Clustered federated learning over a network, on Flower: the algorithms of a simulation, unchanged.
 
-The server's clients, the client's answers, and the messages between them. Only the command line may import it.
+The server's clients, the client's answers, and the messages between them. Only the command line may
+import it.
 
 >>> from fedclade.flower import client_app, server_app  # doctest: +SKIP
 >>> server = server_app("cfl", "mlp", rounds=20, folder="runs/federation")  # doctest: +SKIP
@@ -17,7 +18,12 @@ check_flower()  # before anything of Flower is imported
 
 from fedclade.flower.client_app import client_app  # noqa: E402
 from fedclade.flower.federate import Network, federate  # noqa: E402
-from fedclade.flower.from_config import client_app_from_config, finish_run, server_app, server_app_from_config  # noqa: E402
+from fedclade.flower.from_config import (  # noqa: E402
+    client_app_from_config,
+    finish_run,
+    server_app,
+    server_app_from_config,
+)
 from fedclade.flower.grid_clients import GridClients  # noqa: E402
 
 if TYPE_CHECKING:

@@ -14,8 +14,25 @@ from flwr.clientapp import ClientApp
 from torch import nn
 
 from fedclade.channel import Adversary, Budget, ExamplePrivacy, Lying, Mechanism
-from fedclade.core import ConfigError, DataError, FedcladeError, ModelError, Round, RowQuery, checked, require
-from fedclade.data import Backdoor, DataSchema, Federation, LabelFlip, SchemaError, encode_federation, poison_federation
+from fedclade.core import (
+    ConfigError,
+    DataError,
+    FedcladeError,
+    ModelError,
+    Round,
+    RowQuery,
+    checked,
+    require,
+)
+from fedclade.data import (
+    Backdoor,
+    DataSchema,
+    Federation,
+    LabelFlip,
+    SchemaError,
+    encode_federation,
+    poison_federation,
+)
 from fedclade.flower.client_handler import ClientHandler
 from fedclade.flower.kinds import register_query
 from fedclade.flower.policy import Policy
@@ -40,20 +57,36 @@ class _LyingToServer(Lying):
 class LyingHandler(ClientHandler):
     """A :class:`ClientHandler` that is an adversary, whatever its ``share``.
 
-    It knows no other client, so it can neither go by their updates, nor see when its cluster has gone apart; and γ of
-    its backdoor is 1 by default. A ConfigError says so. Queries for scores, subspaces and descriptors name no round:
-    its answers to them are false once it has trained in the round that it begins in, or from the start if that is the
-    first.
+    It knows no other client, so it can neither go by their updates, nor see when its cluster has
+    gone apart; and γ of its backdoor is 1 by default. A ConfigError says so. Queries for scores,
+    subspaces and descriptors name no round: its answers to them are false once it has trained in
+    the round that it begins in, or from the start if that is the first.
     """
 
     def __init__(
-        self, federation: Federation, model: nn.Module | str | Maker, *, adversary: Adversary, **settings: Any
+        self,
+        federation: Federation,
+        model: nn.Module | str | Maker,
+        *,
+        adversary: Adversary,
+        **settings: Any,
     ) -> None:
-        kind, rule = adversary.kind, "one that needs no other clients, where each is alone"
+        kind = adversary.kind
+        rule = "one that needs no other clients, where each is alone"
         is_adversary = bool(kind or adversary.lies)
         require(
-            ("adversary.kind", kind, is_adversary and not adversary.knowing and adversary.cluster is None, rule),
-            ("adversary.sleeper", adversary.sleeper, not adversary.sleeper, "false over a network; set from_round"),
+            (
+                "adversary.kind",
+                kind,
+                is_adversary and not adversary.knowing and adversary.cluster is None,
+                rule,
+            ),
+            (
+                "adversary.sleeper",
+                adversary.sleeper,
+                not adversary.sleeper,
+                "false over a network; set from_round",
+            ),
         )
         self._adversary = adversary
         self._lying = _LyingToServer(adversary, federation.ids, federation.keys)
@@ -63,7 +96,9 @@ class LyingHandler(ClientHandler):
         if self._trainer.needs_all:  # its sums were those of an honest client until now
             self._sums = self._clients().ask(self._trainer.needs)
 
-    def answer(self, content: Content, state: RecordDict | None = None, key: Key | None = None) -> RecordDict:
+    def answer(
+        self, content: Content, state: RecordDict | None = None, key: Key | None = None
+    ) -> RecordDict:
         """Return the answer to a query, which may be a lie from some round on; see :class:`ClientHandler`."""
         if "round" in content.values:
             self._lying.begin(content.get("round", int))
@@ -75,7 +110,9 @@ class LyingHandler(ClientHandler):
             return poison_federation(federation, federation.ids, LabelFlip.of(federation.pool), 0)
         if self._adversary.kind == "backdoor":
             options = (self._adversary.option(name) for name in ("target", "patch", "poisoned"))
-            return poison_federation(federation, federation.ids, Backdoor.of(federation.pool, *options), 0)
+            return poison_federation(
+                federation, federation.ids, Backdoor.of(federation.pool, *options), 0
+            )
         return federation
 
 
@@ -119,37 +156,42 @@ def client_app(
 ) -> ClientApp:
     """Make the app that every SuperNode runs.
 
-    What belongs to one client alone is in its node config: ``folder``, where it keeps what must last; ``secret-file``,
-    the secret that clients share and the server does not know, by which all that travels is permuted (CFL eqs. 45, 46);
-    ``partition-id``, the number by which the server should know it, where it has one; ``peers-file``, a list of the
-    other clients' keys, as ``network.keys`` is; and its policy, what it allows the server to query
+    What belongs to one client alone is in its node config: ``folder``, where it keeps what must
+    last; ``secret-file``, the secret that clients share and the server does not know, by which all
+    that travels is permuted (CFL eqs. 45, 46); ``partition-id``, the number by which the server
+    should know it, where it has one; ``peers-file``, a list of the other clients' keys, as
+    ``network.keys`` is; and its policy, what it allows the server to query
     (:class:`~fedclade.flower.policy.Policy`).
 
     Parameters
     ----------
     model
-        A module, or a name of ``fedclade ls models``, or a function that makes a module from a seed. Only its structure
-        counts; with a secret also how it is drawn.
+        A module, or a name of ``fedclade ls models``, or a function that makes a module from a
+        seed. Only its structure counts; with a secret also how it is drawn.
     data_fn
-        Takes Flower's context and returns a federation of one client, such as ``federation.alone(number)`` or
-        :func:`fedclade.one_client`. Tables and texts are encoded again by the schema that all clients agree on.
+        Takes Flower's context and returns a federation of one client, such as
+        ``federation.alone(number)`` or :func:`fedclade.one_client`. Tables and texts are encoded
+        again by the schema that all clients agree on.
     engine, device
-        How it trains, see :func:`fedclade.simulate`; engines that train clients together gain nothing with one.
+        How it trains, see :func:`fedclade.simulate`; engines that train clients together gain
+        nothing with one.
     encoding
         How updates travel: ``float32``, ``float16`` or ``int8``, the last two with error feedback.
     privacy
-        Differential privacy, see :mod:`fedclade.channel.privacy`; needs a ``folder`` and a ``budget``.
+        Differential privacy, see :mod:`fedclade.channel.privacy`; needs a ``folder`` and a
+        ``budget``.
     budget
         What a client may spend in its life.
     task
-        The loss and the metrics, or a task's name, the same as the server's; by default the data's own.
+        The loss and the metrics, or a task's name, the same as the server's; by default the data's
+        own.
     freeze, personal, adapter
         Which parts the model has, as the server's :class:`~fedclade.RunSettings` say.
     seed
         The run's: it draws what is frozen of a model that is made from a seed.
     adversary
-        How it lies, to try what a federation makes of it; of the kinds that need no other clients. It does not, if left
-        out.
+        How it lies, to try what a federation makes of it; of the kinds that need no other clients.
+        It does not, if left out.
     queries
         Classes of queries that a method outside of fedclade brings, see :class:`fedclade.RowQuery`.
         A client answers one if its policy allows its kind.
@@ -165,9 +207,12 @@ def client_app(
     def make(context: Context, agreed: DataSchema | None) -> ClientHandler | Proposer:
         node = node_settings(context)
         by_example = isinstance(privacy, ExamplePrivacy)
-        sharing = SchemaSharing(node["policy"], privacy is not None or budget is not None, by_example)
+        sharing = SchemaSharing(
+            node["policy"], privacy is not None or budget is not None, by_example
+        )
         federation = _federation(sharing.encode(partial(data_fn, context)))
-        check_inputs_apart(privacy, federation, agreed=True)  # its words are checked when it proposes them
+        # its words are checked when it proposes them
+        check_inputs_apart(privacy, federation, agreed=True)
         if agreed is not None:
             federation = sharing.encode(partial(encode_federation, federation, agreed))
         elif federation.encoding is not None:
@@ -197,8 +242,8 @@ def client_app(
 def app_for(make: MakeClient, private: bool = False) -> ClientApp:
     """Return a ClientApp around a function that makes a client of a context and of the schema that all agreed on.
 
-    The client of a node with ``epsilon`` in its config, or any client if ``private``, has differential privacy: why its
-    data or its model cannot be used goes to its own log only.
+    The client of a node with ``epsilon`` in its config, or any client if ``private``, has
+    differential privacy: why its data or its model cannot be used goes to its own log only.
 
     The latest clients are kept ready.
     """
@@ -207,7 +252,11 @@ def app_for(make: MakeClient, private: bool = False) -> ClientApp:
     def find_client(context: Context, content: Content) -> ClientHandler | Proposer:
         agreed = read_agreed(content)
         digest = None if agreed is None else agreed.digest
-        key = (context.node_id, digest, *sorted({**context.run_config, **context.node_config}.items()))
+        key = (
+            context.node_id,
+            digest,
+            *sorted({**context.run_config, **context.node_config}.items()),
+        )
         if key not in ready:
             ready[key] = make(context, agreed)
         ready.move_to_end(key)
@@ -218,18 +267,27 @@ def app_for(make: MakeClient, private: bool = False) -> ClientApp:
     def answer(message: Message, context: Context) -> Message:
         try:
             content = Content.of(message.content)
-            client, key = find_client(context, content), key_of(context)
+            client = find_client(context, content)
+            key = key_of(context)
             answered = signed(client.answer(content, context.state, key), message, key)
-        except (FedcladeError, OSError) as error:  # such as missing data, a full disk, or the client's policy
-            # The server chose a part of both texts: without control characters they cannot forge lines of the log.
-            _log.warning("refused %s: %s", clean(message.metadata.message_type), clean(str(error), LONGEST_LOG_LINE))
+        except (FedcladeError, OSError) as error:
+            # such as missing data, a full disk, or the client's policy The server chose a part of
+            # both texts: without control characters they cannot forge lines of the log.
+            _log.warning(
+                "refused %s: %s",
+                clean(message.metadata.message_type),
+                clean(str(error), LONGEST_LOG_LINE),
+            )
             reason = str(error)
             has_budget = private or "epsilon" in context.node_config
-            quotes_data = isinstance(error, DataError | ModelError | OSError) and not isinstance(error, SchemaError)
+            quotes_data = isinstance(error, DataError | ModelError | OSError) and not isinstance(
+                error, SchemaError
+            )
             if has_budget and quotes_data:
                 reason = FAILED
             answered = unsigned(refusal(reason), message)
-        except Exception:  # Flower would send its type and text to the server, which may contain data
+        except Exception:
+            # Flower would send its type and text to the server, which may contain data
             _log.exception("an error that fedclade did not expect")
             answered = unsigned(refusal(FAILED), message)
         return Message(answered, reply_to=message)
@@ -243,13 +301,17 @@ def app_for(make: MakeClient, private: bool = False) -> ClientApp:
 def _federation(data: object) -> Federation:
     """Check what a user's ``data_fn`` returned."""
     if not isinstance(data, Federation):
-        raise DataError(f"data_fn should return a federation of one client, got a {type(data).__name__}")
+        raise DataError(
+            f"data_fn should return a federation of one client, got a {type(data).__name__}"
+        )
     return data
 
 
 def node_settings(context: Context) -> NodeSettings:
     """Return what belongs to one client alone; a ConfigError if a value in its node's config cannot be used."""
-    folder, secret, peers = (context.node_config.get(name) for name in ("folder", "secret-file", "peers-file"))
+    folder, secret, peers = (
+        context.node_config.get(name) for name in ("folder", "secret-file", "peers-file")
+    )
     return {
         "number": _partition_of(context),
         "folder": None if folder is None else _made(Path(str(folder))),
@@ -264,7 +326,9 @@ def _partition_of(context: Context) -> int | None:
     if number is None:
         return None
     if type(number) is not int or number < 0:  # True is an int, to isinstance
-        raise ConfigError(f"partition-id in the node config should be a number of at least 0, got {number!r}")
+        raise ConfigError(
+            f"partition-id in the node config should be a number of at least 0, got {number!r}"
+        )
     return number
 
 

@@ -92,7 +92,8 @@ def maker_of(model: nn.Module | str | Maker, federation: Federation, parts: Part
 
 def read_sketch(content: Content, seed: int, layout: Layout, permuted: bool) -> Sketch | None:
     """Return what is compared of an update, as the server asks for it."""
-    dim, of = content.get("dim", int), read_patterns(content, permuted)
+    dim = content.get("dim", int)
+    of = read_patterns(content, permuted)
     if content.values.get("compared") == "signs":
         return read_signs(content, seed, layout, permuted)
     kind = "projected" if dim else "full"
@@ -101,7 +102,8 @@ def read_sketch(content: Content, seed: int, layout: Layout, permuted: bool) -> 
 
 def read_signs(content: Content, seed: int, layout: Layout, permuted: bool) -> SignSketch:
     """Return what is compared of a masked update, or of a part of one: signs alone."""
-    dim, of = content.get("dim", int), read_patterns(content, permuted)
+    dim = content.get("dim", int)
+    of = read_patterns(content, permuted)
     if dim < 1:
         raise UpdateError("asked for the signs of no projection of an update")
     return Signature(kind="signs", dim=dim, of=of).signs(seed, layout)
@@ -113,7 +115,9 @@ def read_patterns(content: Content, permuted: bool) -> tuple[str, ...]:
     if not isinstance(of, list) or not all(isinstance(pattern, str) for pattern in of):
         raise UpdateError(f"'of' should be a list of patterns, got {shown(of)}")
     if of and permuted:
-        raise UpdateError("asked for the updates of single parameters, which its permutation is there to hide")
+        raise UpdateError(
+            "asked for the updates of single parameters, which its permutation is there to hide"
+        )
     return tuple(of)
 
 
@@ -135,29 +139,34 @@ def privatizing_of(
     Raises
     ------
     ConfigError
-        If it has a budget and the run no noise, or the run noise and it no budget, no folder, or a budget of another
-        level: else whoever writes the run's config could have examples protected in place of the client.
+        If it has a budget and the run no noise, or the run noise and it no budget, no folder, or a
+        budget of another level: else whoever writes the run's config could have examples protected
+        in place of the client.
     """
     privacy = check_local(privacy)
     if privacy is None:
         if budget is not None:  # or whoever writes the run's config could turn the noise off
             raise ConfigError(
-                f"this client may spend ε = {budget.epsilon:g}, and an update without noise has no bound; set "
-                "privacy.clip_norm and privacy.noise_multiplier"
+                f"this client may spend ε = {budget.epsilon:g}, and an update without noise has no "
+                "bound; set privacy.clip_norm and privacy.noise_multiplier"
             )
         return None
     if folder is None:
-        raise ConfigError("a private client needs a folder for its ledger; set folder in its node config")
-    if budget is None:  # the noise is the run's to set: without a limit of its own nothing is promised
         raise ConfigError(
-            "privacy.clip_norm is set, and this client does not say what it may spend; set epsilon in its node "
-            "config, or epsilon=inf for no bound"
+            "a private client needs a folder for its ledger; set folder in its node config"
+        )
+    # the noise is the run's to set: without a limit of its own nothing is promised
+    if budget is None:
+        raise ConfigError(
+            "privacy.clip_norm is set, and this client does not say what it may spend; set "
+            "epsilon in its node config, or epsilon=inf for no bound"
         )
     level = privacy.level if isinstance(privacy, ExamplePrivacy) else "client"
     if budget.level != level:
         raise ConfigError(
-            f"this client may spend ε = {budget.epsilon:g} of level {budget.level!r}, and the run's privacy.level is "
-            f"{level!r}; to take part, set level={level!r} in its node config"
+            f"this client may spend ε = {budget.epsilon:g} of level {budget.level!r}, and the "
+            f"run's privacy.level is {level!r}; to take part, set level={level!r} in its node "
+            "config"
         )
     if isinstance(privacy, ExamplePrivacy):
         return booked_steps(privacy, _step_ledger(folder, budget), "network", sizes)
@@ -169,8 +178,9 @@ def score_noise_of(
 ) -> ScoreNoise:
     """Return the noise with which ``most`` scores cost a client an ε together.
 
-    A score lies in [0, 1]. With other data in place of all that the client has, it may be any other number there; with
-    one of its ``examples`` of held-out data counted or not, a mean over them moves by their inverse.
+    A score lies in [0, 1]. With other data in place of all that the client has, it may be any other
+    number there; with one of its ``examples`` of held-out data counted or not, a mean over them
+    moves by their inverse.
 
     Parameters
     ----------
@@ -194,7 +204,9 @@ def _ledger(folder: Path, budget: Budget) -> Ledger:
 
 
 def _step_ledger(folder: Path, budget: Budget) -> StepLedger:
-    return StepLedger(folder / "example-privacy.json", budget, beside=Ledger(folder / "privacy.json"))
+    return StepLedger(
+        folder / "example-privacy.json", budget, beside=Ledger(folder / "privacy.json")
+    )
 
 
 # What trains and evaluates one client, on inputs and with a loss that may depend on all clients'
@@ -204,17 +216,27 @@ def _step_ledger(folder: Path, budget: Budget) -> StepLedger:
 class Trainer:
     """One client's own :class:`~fedclade.training.SimulatedClients`, made anew when the sums of all clients change.
 
-    Columns that have means were scaled by those of the clients whose data is here, so they need the sums: others are
-    elsewhere. So do balanced weights of labels.
+    Columns that have means were scaled by those of the clients whose data is here, so they need the
+    sums: others are elsewhere. So do balanced weights of labels.
     """
 
-    def __init__(self, federation: Federation, task: Task, make: Callable[[Federation, FittedTask], SimulatedClients]):
-        self._federation, self._asked, self._make = federation, task, make
-        schema, columns = federation.pool.schema, federation.pool.columns
+    def __init__(
+        self,
+        federation: Federation,
+        task: Task,
+        make: Callable[[Federation, FittedTask], SimulatedClients],
+    ):
+        self._federation = federation
+        self._asked = task
+        self._make = make
+        schema = federation.pool.schema
+        columns = federation.pool.columns
         self.task = task.of(schema)
         self.workers = make(federation, self.task)
         labels = (schema.labels or 0) if self.task.balanced else 0
-        self.needs = StatisticsQuery(federation.ids, columns is not None and columns.mean is not None, labels)
+        self.needs = StatisticsQuery(
+            federation.ids, columns is not None and columns.mean is not None, labels
+        )
         self._taken: Mapping[str, Any] = {}
 
     @property
@@ -229,7 +251,9 @@ class Trainer:
         if as_values(found) == self._taken:
             return
         federation = rescale_federation(self._federation, found) if columns else self._federation
-        self.task = self._asked.of(federation.pool.schema, found.labels if self.needs.labels else None)
+        self.task = self._asked.of(
+            federation.pool.schema, found.labels if self.needs.labels else None
+        )
         self.workers, self._taken = self._make(federation, self.task), as_values(found)
 
 
@@ -239,8 +263,8 @@ _log = logging.getLogger(__name__)
 class ClientHandler:
     """One client, with its data; :func:`fedclade.flower.client_app` says what its settings are.
 
-    A ConfigError says which setting is not possible, a DataError that the data is not of one client, and a ModelError
-    that the model does not fit it.
+    A ConfigError says which setting is not possible, a DataError that the data is not of one
+    client, and a ModelError that the model does not fit it.
     """
 
     def __init__(
@@ -264,15 +288,21 @@ class ClientHandler:
         agreed: DataSchema | None = None,
     ) -> None:
         if len(federation) != 1:
-            raise DataError(f"data_fn should return a federation of one client, got {len(federation)}; see alone()")
+            raise DataError(
+                f"data_fn should return a federation of one client, got {len(federation)}; see "
+                "alone()"
+            )
         if federation.stages:
             raise DataError(
-                f"{federation} changes during a run, which a network does not know of; leave data.drift out"
+                f"{federation} changes during a run, which a network does not know of; leave "
+                "data.drift out"
             )
         check_encoding(encoding)
         self._federation, self._data = federation, federation.clients[0]
         self._make = maker_of(model, federation, parts or Parts())
-        self._number, self._folder, self._secret = number, folder, secret
+        self._number = number
+        self._folder = folder
+        self._secret = secret
         self._encoding = encoding_digest(federation.pool, agreed)
         self._policy, self._usage_log = policy or Policy(), UsageLog(folder)
         self._splits = SplitLog(folder, self._data.key, self._policy, self._usage_log)
@@ -287,7 +317,11 @@ class ClientHandler:
         personal = parts.personal_names(module)
 
         def workers(federation: Federation, task: FittedTask) -> SimulatedClients:
-            private = PrivateSteps.of(privacy, secret=True) if isinstance(privacy, ExamplePrivacy) else None
+            private = (
+                PrivateSteps.of(privacy, secret=True)
+                if isinstance(privacy, ExamplePrivacy)
+                else None
+            )
             held = self._held(federation)
             return SimulatedClients(
                 held,
@@ -301,9 +335,12 @@ class ClientHandler:
             )
 
         self._trainer = Trainer(federation, task or Task(), workers)
-        self._layout, self._permutation = self._trainer.workers.layout, None
+        self._layout = self._trainer.workers.layout
+        self._permutation = None
         if secret is not None:
-            self._permutation = Permutation(seed_of(secret), self._layout.size, self._layout.n_parameters)
+            self._permutation = Permutation(
+                seed_of(secret), self._layout.size, self._layout.n_parameters
+            )
         private = privatizing_of(privacy, budget, folder, {self._data.id: len(self._data.train)})
         self._is_private = private is not None
         check_inputs_apart(privacy, federation, agreed=agreed is not None)
@@ -333,25 +370,30 @@ class ClientHandler:
             return ClosedScores(metric)
         if not metric.share:
             raise ConfigError(
-                f"this client discloses its scores, and the first metric, {metric.name!r}, has no bounds, so no noise "
-                "can hide what they tell; leave scores out of disclose in its node config, or set task.metrics to "
-                "begin with one in [0, 1], such as 'accuracy'"
+                f"this client discloses its scores, and the first metric, {metric.name!r}, has no "
+                "bounds, so no noise can hide what they tell; leave scores out of disclose in its "
+                "node config, or set task.metrics to begin with one in [0, 1], such as 'accuracy'"
             )
-        most, epsilon = self._policy.most_scores(private=True), self._policy.scores_epsilon
+        most = self._policy.most_scores(private=True)
+        epsilon = self._policy.scores_epsilon
         examples = self._fewest_scored() if is_mean(metric, self._trainer.task.kind) else 1
         noise = score_noise_of(budget, self._folder, most=most, epsilon=epsilon, examples=examples)
         return ClosedScores(metric, noise)
 
     def _fewest_scored(self) -> int:
         """Return how many examples it is scored on at least."""
-        return min([len(rows) for rows in (self._data.test, self._data.validation) if len(rows)], default=1)
+        return min(
+            [len(rows) for rows in (self._data.test, self._data.validation) if len(rows)], default=1
+        )
 
-    def answer(self, content: Content, state: RecordDict | None = None, key: Key | None = None) -> RecordDict:
+    def answer(
+        self, content: Content, state: RecordDict | None = None, key: Key | None = None
+    ) -> RecordDict:
         """Return the reply to a query, which counts in the client's policy as soon as the query is accepted.
 
-        ``state`` is what Flower stores of this client between two messages, and ``key`` its own, by which other clients
-        know it. A FedcladeError reports why there is no reply, such as what the client's policy forbids; of a private
-        client it has no details, which are logged.
+        ``state`` is what Flower stores of this client between two messages, and ``key`` its own, by
+        which other clients know it. A FedcladeError reports why there is no reply, such as what the
+        client's policy forbids; of a private client it has no details, which are logged.
         """
         if not self._is_private:
             return self._answer(content, state, key)
@@ -359,12 +401,15 @@ class ClientHandler:
             return self._answer(content, state, key)
         except Exception as error:
             _log.warning(
-                "a query was refused: %s", wire.clean(str(error)), exc_info=not isinstance(error, FedcladeError)
+                "a query was refused: %s",
+                wire.clean(str(error)),
+                exc_info=not isinstance(error, FedcladeError),
             )
             raise without_details(error) from None
 
     def _answer(self, content: Content, state: RecordDict | None, key: Key | None) -> RecordDict:
-        member, whole = self._member, content
+        member = self._member
+        whole = content
         answers: Mapping[str, Callable[[Content], RecordDict]] = {
             "hello": self._register,
             "initial": self._initial,
@@ -388,20 +433,24 @@ class ClientHandler:
         kind = content.get("what", str)
         if kind not in KINDS:
             raise PolicyError(
-                f"{FORBIDS} the question {shown(kind)}, which it does not know; if it is that of a method of your "
-                f"own, pass its class to client_app(queries=[...]); it knows {', '.join(KINDS)}"
+                f"{FORBIDS} the question {shown(kind)}, which it does not know; if it is that of a "
+                "method of your own, pass its class to client_app(queries=[...]); it knows "
+                f"{', '.join(KINDS)}"
             )
         entry = KINDS[kind]
         mine = wire.layout_digest(self._layout)
         if kind != "hello" and (theirs := content.get("layout", str)) != mine:
-            raise UpdateError(f"asked about a model of structure {theirs}, and has one of structure {mine}")
+            raise UpdateError(
+                f"asked about a model of structure {theirs}, and has one of structure {mine}"
+            )
         self._policy.check_kind(kind)
         self._policy.check_declared(kind, private=self._is_private)
         self._check_disclosed(kind, content)
         rows = entry.row_query
         answered = answers[kind] if rows is None else partial(self._row, rows)
         if kind == "masked":
-            kind, content = "train", training_of(content)
+            kind = "train"
+            content = training_of(content)
         elif not (kind == "train" and content.get("own", bool) and not content.get("shares", bool)):
             self._policy.check_masked(kind)
         if self._trainer.needs_all and entry.takes_sums:
@@ -417,7 +466,8 @@ class ClientHandler:
             self._splits.remember(content, state)
         if keeps:
             self._kept.open(self._trainer.workers.store, content.get("run", str), state)
-        with importing_only(self._imports):  # a server's message names nothing else that is imported here
+        # a server's message names nothing else that is imported here
+        with importing_only(self._imports):
             answer = answered(content)
         if keeps and (kind == "train" or (rows is not None and rows.stores)):
             self._kept.close(state)
@@ -442,7 +492,9 @@ class ClientHandler:
             if self._is_private and content.get("split", str) == "train":
                 return  # Withholding refuses this, too
             self._check_scores(content)
-        self._policy.check_disclosed(query.discloses, f"the question {kind!r}", private=self._is_private)
+        self._policy.check_disclosed(
+            query.discloses, f"the question {kind!r}", private=self._is_private
+        )
 
     def _check_scores(self, content: Content) -> None:
         """Check that a question for scores is about held-out data, and about nothing but scores."""
@@ -450,7 +502,9 @@ class ClientHandler:
         if content.get("split", str) == "train":
             raise NotDisclosedError(f"{FORBIDS} scores on training data to a client with {because}")
         if content.get("compares", bool):
-            raise NotDisclosedError(f"{FORBIDS} to count for how many examples each model is best, with {because}")
+            raise NotDisclosedError(
+                f"{FORBIDS} to count for how many examples each model is best, with {because}"
+            )
 
     def _held(self, federation: Federation) -> Federation:
         """Return the data that it trains and evaluates on."""
@@ -486,9 +540,13 @@ class ClientHandler:
         """Draw initial models from the clients' secret: the server, which knows its own seeds, must not know them."""
         if self._secret is None or self._permutation is None:
             raise UpdateError("asked for initial models, which only clients with a secret draw")
-        seed, count = seed_of(self._secret), content.get("models", int)
+        seed = seed_of(self._secret)
+        count = content.get("models", int)
         self._policy.check_models(count)
-        models = [self._permutation.apply(secret_model(self._make, self._layout, seed, k)) for k in range(count)]
+        models = [
+            self._permutation.apply(secret_model(self._make, self._layout, seed, k))
+            for k in range(count)
+        ]
         vectors = {str(k): wire.raw_vector(model) for k, model in enumerate(models)}
         digest = wire.digest(b"".join(vector.data for vector in vectors.values()))
         return wire.record({"digest": digest}, {} if content.get("digest", bool) else vectors)
@@ -496,11 +554,16 @@ class ClientHandler:
     def _statistics(self, content: Content) -> RecordDict:
         """Tell what its own examples come to, where it needs to know the same of all."""
         if self._sums is None:
-            raise UpdateError("asked for sums of its examples, and neither its inputs nor its task need those of all")
+            raise UpdateError(
+                "asked for sums of its examples, and neither its inputs nor its task need those "
+                "of all"
+            )
         self._policy.check_sum(self._reported_examples)
         return wire.record(as_values(self._sums))
 
-    def _trained(self, content: Content, state: RecordDict | None, sketch: Sketch | None = None) -> Updates:
+    def _trained(
+        self, content: Content, state: RecordDict | None, sketch: Sketch | None = None
+    ) -> Updates:
         """Train, or take the gradient, as a question says; return the one update, with what is compared of parts.
 
         Parts are compared by a ``sketch``, and by all their numbers without one.
@@ -508,7 +571,9 @@ class ClientHandler:
         examples = self._reported_examples
         labels = self._federation.pool.schema.labels
         try:
-            asked = TrainingAsked.read(content, self._policy, examples, labels, is_closed=self._is_closed)
+            asked = TrainingAsked.read(
+                content, self._policy, examples, labels, is_closed=self._is_closed
+            )
             this_round = self._splits.admit(asked.round, examples, state)
             if self._is_closed and this_round.replicates > 1:
                 this_round = replace(this_round, drawn_from=examples)
@@ -519,12 +584,20 @@ class ClientHandler:
             _log.warning("a question for training was refused: %s", wire.clean(str(error)))
             raise without_details(error) from None  # the text has its number of examples
         models = self._models(content, asked.sent)
-        ids, rows = [self._data.id], [OWN if asked.goes_on else 0]
+        ids = [self._data.id]
+        rows = [OWN if asked.goes_on else 0]
         if asked.kind == "train":
             sketch = sketch if asked.round.replicates > 1 else None
             anchors = [len(asked.sent) - 1] if asked.sent and asked.mixture is None else None
             updates = self._clients(sketch).train(
-                ids, models, rows, asked.round, anchors, own=asked.own, shares=asked.shares, mixture=asked.mixture
+                ids,
+                models,
+                rows,
+                asked.round,
+                anchors,
+                own=asked.own,
+                shares=asked.shares,
+                mixture=asked.mixture,
             )
         else:
             updates = self._clients().gradients(ids, models, [0], asked.round)
@@ -535,10 +608,13 @@ class ClientHandler:
     def _train(self, content: Content, state: RecordDict | None) -> RecordDict:
         in_parts = content.get("replicates", int) > 1
         sketch = self._sketch(content) if in_parts and content.get("what", str) == "train" else None
-        updates, mixture = self._trained(content, state, sketch), models_of_mixture(content)
-        # The loss of a model that the client keeps is one of its training data, which nothing masks.
+        updates = self._trained(content, state, sketch)
+        mixture = models_of_mixture(content)
+        # The loss of a model that the client keeps is one of its training data, which nothing
+        # masks.
         loss = math.nan if self._is_closed else float(updates.losses[0])
-        residuals = self._residuals if content.values["replicates"] == 1 else self._exact  # with signatures behind it
+        # with signatures behind it
+        residuals = self._residuals if content.values["replicates"] == 1 else self._exact
         sizes = updates.required_deltas.shape[1], updates.n_parameters
         names = list(map(str, range(mixture))) or ["model"]
         trained = b"".join(content.vectors.get(name, b"") for name in names)
@@ -549,21 +625,30 @@ class ClientHandler:
                 **{name: content.values[name] for name in ("what", "round", "query", "purpose")},
                 "model": wire.digest(trained),
                 # Of equal parts the query itself says how many examples they have.
-                "size": int(updates.sizes[0]) if is_in_parts else self._reported_size(int(updates.sizes[0])),
+                "size": int(updates.sizes[0])
+                if is_in_parts
+                else self._reported_size(int(updates.sizes[0])),
                 "encoding": residuals.encoding,
                 **({} if loss != loss else {"loss": loss}),  # NaN: it is withheld from the server
                 **({} if updates.components is None else {"component": int(updates.components[0])}),
             },
             {}
             if not updates.required_deltas.shape[1]
-            else {"update": residuals.encoded(updates.required_deltas[0], what, sizes if mixture else None)},
+            else {
+                "update": residuals.encoded(
+                    updates.required_deltas[0], what, sizes if mixture else None
+                )
+            },
         )
 
     def _trained_for_sum(self, content: Content, state: RecordDict | None = None) -> Updates:
         """Train as :meth:`_trained` does; signs of a sketch of the whole update come last, if that is compared."""
         if content.get("own", bool) or models_of_mixture(content):
-            raise UpdateError("asked to add up something else than the updates of one model that is sent")
-        replicates, signs = content.get("replicates", int), content.get("signs", bool)
+            raise UpdateError(
+                "asked to add up something else than the updates of one model that is sent"
+            )
+        replicates = content.get("replicates", int)
+        signs = content.get("signs", bool)
         parts = replicates if replicates > 1 and content.get("compares_parts", bool) else 0
         sketch = self._signs(content, parts + signs, state) if parts or signs else None
         updates = self._trained(content, state, sketch)
@@ -576,12 +661,16 @@ class ClientHandler:
         return joined(updates, sketch.apply(update))
 
     def _sketch(self, content: Content) -> Sketch | None:
-        return read_sketch(content, content.get("seed", int), self._layout, self._permutation is not None)
+        return read_sketch(
+            content, content.get("seed", int), self._layout, self._permutation is not None
+        )
 
     def _signs(self, content: Content, count: int, state: RecordDict | None) -> SignSketch:
         """Return what is compared of a masked update and its parts, ``count`` times, after it has been counted."""
-        seed, permuted = content.get("seed", int), self._permutation is not None
-        dim, D = content.get("dim", int), self._layout.n_parameters
+        seed = content.get("seed", int)
+        permuted = self._permutation is not None
+        dim = content.get("dim", int)
+        D = self._layout.n_parameters
         self._policy.check_clear(count * max(0, dim), D)
         sketch = read_signs(content, seed, self._layout, permuted)
         projection = Projection(seed, dim, read_patterns(content, permuted))
@@ -595,7 +684,10 @@ class ClientHandler:
     def _evaluate(self, content: Content) -> RecordDict:
         split = content.get("split", str)
         if split not in get_args(Split):
-            raise UpdateError(f"asked for the scores on {split!r} data, which is none of {', '.join(get_args(Split))}")
+            raise UpdateError(
+                f"asked for the scores on {split!r} data, which is none of "
+                f"{', '.join(get_args(Split))}"
+            )
         names, mixture = read_mixture(content, self._federation.pool.schema.labels)
         rows = [OWN] if content.get("own", bool) else list(range(len(names or content.vectors)))
         if not rows:
@@ -603,12 +695,19 @@ class ClientHandler:
         self._policy.check_models(len(rows))
         models = self._models(content, [str(row) for row in rows if row != OWN])
         rows = rows if mixture is None else [0]
-        ids, compares = [self._data.id] * len(rows), content.get("compares", bool)
+        ids = [self._data.id] * len(rows)
+        compares = content.get("compares", bool)
         query = EvaluationQuery(ids, models, rows, split, compares, mixture)  # pyright: ignore[reportArgumentType]  (checked)
         if self._scores is not None:
-            return wire.record({"scores": self._scores.replied(len(rows), lambda: self._clients().ask(query))})
+            return wire.record(
+                {"scores": self._scores.replied(len(rows), lambda: self._clients().ask(query))}
+            )
         scores = self._clients().ask(query)
-        lists = {"scores": scores.scores.flatten(), "losses": scores.losses, "examples": scores.examples}
+        lists = {
+            "scores": scores.scores.flatten(),
+            "losses": scores.losses,
+            "examples": scores.examples,
+        }
         lists |= {} if scores.wins is None else {"wins": scores.wins}
         return wire.record({name: values.tolist() for name, values in lists.items()})
 
@@ -625,7 +724,9 @@ class ClientHandler:
 
     def _row(self, kind: type[RowQuery], content: Content) -> RecordDict:
         """Answer with one row of numbers about its data."""
-        query = read_query(kind, self._data.id, content, lambda name: self._models(content, [name])[0])
+        query = read_query(
+            kind, self._data.id, content, lambda name: self._models(content, [name])[0]
+        )
         self._policy.check_rows(query, self._federation.pool.schema, self._reported_examples)
         return reply_with(query, self._clients().ask(query)[0])
 
@@ -633,6 +734,10 @@ class ClientHandler:
         return Channel(self._trainer.workers, *self._shields, *self._client_side(sketch))
 
     def _models(self, content: Content, names: Sequence[str]) -> Tensor:
-        size, dtype = self._layout.size, self._layout.dtype
-        models = [wire.read_vector(content.vector(name), (size,), dtype, f"model {name!r}") for name in names]
+        size = self._layout.size
+        dtype = self._layout.dtype
+        models = [
+            wire.read_vector(content.vector(name), (size,), dtype, f"model {name!r}")
+            for name in names
+        ]
         return torch.stack(models) if models else torch.empty(0, size, dtype=dtype)

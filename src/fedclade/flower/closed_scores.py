@@ -1,8 +1,9 @@
 """Scores of a client with a privacy budget or secure aggregation: one number a model, in two digits, and counted.
 
-An exact score is an oracle: a server chooses the models, and reads an example off a few hundred losses.
-So a closed client answers with scores only if its policy discloses them, never with a loss, a count, or
-a score on training data. With a privacy budget each score also gets noise, and is booked in the ledger.
+An exact score is an oracle: a server chooses the models, and reads an example off a few hundred
+losses. So a closed client answers with scores only if its policy discloses them, never with a loss,
+a count, or a score on training data. With a privacy budget each score also gets noise, and is
+booked in the ledger.
 """
 
 from __future__ import annotations
@@ -71,7 +72,10 @@ class ClosedScores:
         except ConfigError:  # which the question alone causes
             raise
         except Exception:
-            _log.exception("evaluation failed; the scores are noise alone, since a missing one would reveal data")
+            _log.exception(
+                "evaluation failed; the scores are noise alone, since a missing one would reveal "
+                "data"
+            )
             exact = [0.0] * models
         normal = system_normal(models).tolist()
         noisy: list[float] = []

@@ -1,16 +1,18 @@
 """Record of the ways in which a client has split its training data, so that no server solves for single examples.
 
-A query for replicates is answered with sums over disjoint parts of the client's examples, and the server knows which
-example is in which part. Sums over parts of several splits are linear equations in what single examples contribute.
-With as many independent equations as examples, a server could solve for every example; with two parts that differ in
-one example, a subtraction would be enough. So a client counts equations, and looks at all sums together:
+A query for replicates is answered with sums over disjoint parts of the client's examples, and the
+server knows which example is in which part. Sums over parts of several splits are linear equations
+in what single examples contribute. With as many independent equations as examples, a server could
+solve for every example; with two parts that differ in one example, a subtraction would be enough.
+So a client counts equations, and looks at all sums together:
 
-- A new split adds at most as many equations as it has parts, less one, and one more if it leaves examples over. Their
-  total is limited by ``max-partings``.
-- In no combination of all sums, that over all examples included, one example may have more than a share of the squared
-  weights (:func:`largest_shares`). Two parts that differ in one example would have a combination with a share of 1.
-- A split that would pass one of these limits is replaced by the first recorded one of the same number and size of
-  parts. If there is none, the query is refused.
+- A new split adds at most as many equations as it has parts, less one, and one more if it leaves
+  examples over. Their total is limited by ``max-partings``.
+- In no combination of all sums, that over all examples included, one example may have more than a
+  share of the squared weights (:func:`largest_shares`). Two parts that differ in one example would
+  have a combination with a share of 1.
+- A split that would pass one of these limits is replaced by the first recorded one of the same
+  number and size of parts. If there is none, the query is refused.
 
 A split that is recorded adds no equations. It may be used again without limit, for any model.
 """
@@ -51,8 +53,8 @@ class DataSplit:
     examples
         Training examples of the client, n.
     seed, number
-        The run's seed and the number of the round by which examples are drawn. Equal parts are drawn by the seed alone,
-        and their number is 0.
+        The run's seed and the number of the round by which examples are drawn. Equal parts are
+        drawn by the seed alone, and their number is 0.
     replicates, part_size
         How many parts, and how many examples each has; a size of 0 stands for all examples.
     """
@@ -86,20 +88,29 @@ class DataSplit:
     def parts(self, key: int) -> list[NDArray[np.int64]]:
         """Return the examples of each part; equal examples count as different ones.
 
-        An engine brings equal examples into one part. The record must not do so: whether a query is refused would then
-        depend on the data.
+        An engine brings equal examples into one part. The record must not do so: whether a query is
+        refused would then depend on the data.
         """
-        drawn = Round(self.number, LocalTraining(), self.seed, replicates=self.replicates, part_size=self.part_size)
+        drawn = Round(
+            self.number,
+            LocalTraining(),
+            self.seed,
+            replicates=self.replicates,
+            part_size=self.part_size,
+        )
         places = range(self.replicates)
-        return [replace(drawn, part=(k, self.replicates)).examples(self.examples, key) for k in places]
+        return [
+            replace(drawn, part=(k, self.replicates)).examples(self.examples, key) for k in places
+        ]
 
 
 def largest_shares(splits: Sequence[DataSplit], key: int, examples: int) -> NDArray[np.float64]:
     """Return for each example its largest share in any combination of the sums over the parts of some splits, ``[n]``.
 
-    A combination Σ_p c_p 1_p of the parts' indicators weighs example i by v_i. The largest v_i² / Σ_j v_j² over all
-    combinations is the i-th diagonal entry of the projection onto the span of the indicators. The sum over all
-    examples belongs to the span, since a server has it from ordinary training.
+    A combination Σ_p c_p 1_p of the parts' indicators weighs example i by v_i. The largest v_i² /
+    Σ_j v_j² over all combinations is the i-th diagonal entry of the projection onto the span of the
+    indicators. The sum over all examples belongs to the span, since a server has it from ordinary
+    training.
     """
     columns = [np.ones(examples)]
     for split in splits:
@@ -124,7 +135,9 @@ class SplitLog:
     """A client's splits, over all its runs. ``key`` is the client's key, by which its parts are drawn."""
 
     def __init__(self, folder: Path | None, key: int, policy: Policy, usage: UsageLog) -> None:
-        self._key, self._policy, self._usage = key, policy, usage
+        self._key = key
+        self._policy = policy
+        self._usage = usage
         self._stored = LastingRecord(folder, _KIND)
 
     def admit(self, this_round: Round, examples: int, state: RecordDict | None = None) -> Round:
@@ -147,14 +160,20 @@ class SplitLog:
             try:
                 self._check(record, wanted)
                 self._usage.book(
-                    Usage(partings=wanted.equations), lambda usage: self._policy.check_usage(usage, examples), state
+                    Usage(partings=wanted.equations),
+                    lambda usage: self._policy.check_usage(usage, examples),
+                    state,
                 )
             except PolicyError:
                 similar = [split for split in record.splits if split.resembles(wanted)]
                 if not similar:
                     raise
                 used = similar[0]  # always the same, so that a repeated query has the same reply
-                _log.info("the parts of round %d are those of an earlier split: %s", this_round.number, used)
+                _log.info(
+                    "the parts of round %d are those of an earlier split: %s",
+                    this_round.number,
+                    used,
+                )
                 return replace(this_round, parts_from=(used.seed, used.number))
             record.splits.append(wanted)
             self._stored.write(record, state)
@@ -182,9 +201,9 @@ class SplitLog:
     def _check(self, record: _Record, wanted: DataSplit) -> None:
         """Check that no combination of sums would be mostly of one example.
 
-        The first equal parts may leave a few examples over: their sum is the difference between the sum over all
-        examples and the parts' sums. Such an example may have its share in that sum besides, or clients would have to
-        have a multiple of the number of parts.
+        The first equal parts may leave a few examples over: their sum is the difference between the
+        sum over all examples and the parts' sums. Such an example may have its share in that sum
+        besides, or clients would have to have a multiple of the number of parts.
         """
         known = [split for split in record.splits if split.examples == wanted.examples]
         together = [*known, wanted]
@@ -220,12 +239,16 @@ def _encoded(record: _Record) -> dict[str, Any]:
 
 
 def _decoded(stored: dict[str, Any]) -> _Record:
-    splits, answered = stored["splits"], stored["answered"]
+    splits = stored["splits"]
+    answered = stored["answered"]
     if not isinstance(splits, list) or not isinstance(answered, list):
         raise ValueError("splits and answered should be lists")
     if any(not isinstance(digest, str) for digest in cast("list[Any]", answered)):
         raise ValueError(f"{shown(cast('list[Any]', answered))} are no digests")
-    return _Record([_checked(split) for split in cast("list[dict[str, Any]]", splits)], cast("list[str]", answered))
+    return _Record(
+        [_checked(split) for split in cast("list[dict[str, Any]]", splits)],
+        cast("list[str]", answered),
+    )
 
 
 def _combined(one: _Record, other: _Record) -> _Record:

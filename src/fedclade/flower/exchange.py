@@ -42,7 +42,8 @@ class Inbox:
     def read(self, pending: Mapping[str, int]) -> Iterator[tuple[str, Message | str]]:
         """Yield the answers that are there by now, each with the id of its request, or why one cannot be read.
 
-        ``pending`` is how many bytes the vectors of an answer take at most, by the id of its request.
+        ``pending`` is how many bytes the vectors of an answer take at most, by the id of its
+        request.
         """
         for request in pending:
             try:
@@ -62,8 +63,8 @@ def inbox_of(grid: Grid) -> Inbox:
 
     except ImportError as error:
         _log.warning(
-            "this version of flwr is built differently inside (%s): answers are fetched one by one, and how large they "
-            "are is seen only then; flwr 1.41 does better",
+            "this version of flwr is built differently inside (%s): answers are fetched one by "
+            "one, and how large they are is seen only then; flwr 1.41 does better",
             error,
         )
         return Inbox(grid)
@@ -78,8 +79,10 @@ def inbox_of(grid: Grid) -> Inbox:
 # the objects that a message is made of are fetched here, checked, and only then put together by
 # Flower. Like :mod:`fedclade.flower.local_grid` this uses Flower's internals.
 
-MOST_OBJECTS = 64  # of a message, besides the pieces of its vectors: itself, its records, its arrays
-MOST_INCOMING = 4096  # answers that are on their way; of more, the oldest are forgotten, which may be awaited no longer
+# of a message, besides the pieces of its vectors: itself, its records, its arrays
+MOST_OBJECTS = 64
+# answers that are on their way; of more, the oldest are forgotten, which may be awaited no longer
+MOST_INCOMING = 4096
 
 SMALLEST_PIECE = 2**18
 """Bytes of a piece of an array; Flower makes them 5 MiB, unless the client's environment says otherwise."""
@@ -147,16 +150,21 @@ class HttpInbox(Inbox):
             if taken > allowed:
                 raise UpdateError(f"the answer takes more than {allowed} bytes")
         if (unpacked := _unpacked(contents)) > allowed:
-            raise UpdateError(f"the answer takes {unpacked} bytes once it is unpacked, more than {allowed}")
+            raise UpdateError(
+                f"the answer takes {unpacked} bytes once it is unpacked, more than {allowed}"
+            )
         answer = inflate_object_from_contents(message, contents)
         if not isinstance(answer, Message):
             raise UpdateError(f"the answer is a {type(answer).__name__}, expected a message")
         return answer
 
     def _object(self, name: str) -> bytes | None:
-        run, node = self._http.run.run_id, self._http.node
+        run = self._http.run.run_id
+        node = self._http.node
         try:
-            found = self._superlink.PullObject(PullObjectRequest(node=node, run_id=run, object_id=name))
+            found = self._superlink.PullObject(
+                PullObjectRequest(node=node, run_id=run, object_id=name)
+            )
         except httpx.HTTPStatusError as error:
             raise UpdateError(f"a part of the answer cannot be fetched: {error}") from error
         if not found.object_found:
@@ -183,14 +191,19 @@ def _unpacked(contents: Mapping[str, bytes]) -> int:
         elif kind != "ArrayChunk":
             values += len(content)
     if values > wire.LARGEST_VALUES:
-        raise UpdateError(f"the answer says {values} bytes besides its vectors, more than {wire.LARGEST_VALUES}")
+        raise UpdateError(
+            f"the answer says {values} bytes besides its vectors, more than {wire.LARGEST_VALUES}"
+        )
     return values + vectors
 
 
 AT_ONCE = 8  # messages that are pushed or polled together: a grid holds all of a call in memory
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between two polls; they double while no answer comes
+# seconds between two polls; they double while no answer comes
+FIRST_PAUSE = 0.05
+LONGEST_PAUSE = 1.0
 LOG_EVERY = 30.0  # seconds after which the log reports how many have answered
-UNREACHED = "could not be sent a message"  # why a client is left out whose message the grid did not take
+# why a client is left out whose message the grid did not take
+UNREACHED = "could not be sent a message"
 
 T = TypeVar("T")
 
@@ -200,7 +213,8 @@ _log = logging.getLogger(__name__)
 class Exchange:
     """Requests to nodes over a grid, and their answers, until ``deadline`` seconds after a request.
 
-    The meter counts the bytes of all vectors that travel; clock and sleep are for all that waits for nodes.
+    The meter counts the bytes of all vectors that travel; clock and sleep are for all that waits
+    for nodes.
     """
 
     def __init__(
@@ -224,13 +238,14 @@ class Exchange:
     ) -> Iterator[tuple[int, Content | str]]:
         """Send each node its content, and yield the verified answers as they arrive, or why there is none.
 
-        ``kind`` and ``group`` are Flower's message type and, for its logs, group; the vectors of an answer may take
-        ``largest`` bytes.
+        ``kind`` and ``group`` are Flower's message type and, for its logs, group; the vectors of an
+        answer may take ``largest`` bytes.
         """
         pending, lost = self.send(contents, kind, group, self._deadline, largest)
         yield from ((node, UNREACHED) for node in lost)
         end = self.clock() + self._deadline
-        pause, logged = FIRST_PAUSE, self.clock()
+        pause = FIRST_PAUSE
+        logged = self.clock()
         while pending:
             before = len(pending)
             yield from self.poll(pending)
@@ -238,7 +253,9 @@ class Exchange:
                 break
             if self.clock() - logged >= LOG_EVERY:
                 logged = self.clock()
-                _log.info("%s: %d of %d have answered", kind, len(contents) - len(pending), len(contents))
+                _log.info(
+                    "%s: %d of %d have answered", kind, len(contents) - len(pending), len(contents)
+                )
             pause = FIRST_PAUSE if len(pending) < before else pause
             self.between_polls()
             self.sleep(min(pause, max(0.0, end - self.clock())))
@@ -246,7 +263,12 @@ class Exchange:
         yield from ((request.node, TOO_LATE) for request in pending.values())
 
     def send(
-        self, contents: Mapping[int, RecordDict], kind: str, group: str, seconds: float, largest: int = 0
+        self,
+        contents: Mapping[int, RecordDict],
+        kind: str,
+        group: str,
+        seconds: float,
+        largest: int = 0,
     ) -> tuple[dict[str, Request], list[int]]:
         """Send requests, to be answered within so many seconds, and do not wait.
 
@@ -270,15 +292,21 @@ class Exchange:
     def poll(self, pending: dict[str, Request]) -> Iterator[tuple[int, Content | str]]:
         """Yield the answers that have arrived by now, or why they cannot be used; they are no longer pending."""
         for some in _slices(list(pending), AT_ONCE):
-            for message_id, reply in self._inbox.read({each: pending[each].largest for each in some}):
+            for message_id, reply in self._inbox.read(
+                {each: pending[each].largest for each in some}
+            ):
                 request = pending.pop(message_id, None)
                 if request is not None:  # else it answers nothing that was sent
-                    yield request.node, reply if isinstance(reply, str) else self._read(reply, request)
+                    yield (
+                        request.node,
+                        reply if isinstance(reply, str) else self._read(reply, request),
+                    )
                 del reply  # or it would stay in memory until the next comes
 
     def _read(self, reply: Message, request: Request) -> Content | str:
         if reply.has_error():  # which a SuperLink makes in its own name
-            code, reason = reply.error.code, clean(reply.error.reason or "")
+            code = reply.error.code
+            reason = clean(reply.error.reason or "")
             return DROPPED_OUT if code == ErrorCode.NODE_UNAVAILABLE else f"error {code}: {reason}"
         if reply.metadata.src_node_id != request.node:
             return f"answered by another node, {reply.metadata.src_node_id}"
@@ -286,7 +314,9 @@ class Exchange:
             with untrusted():
                 size = _vector_bytes(reply.content)
                 if size > request.largest:
-                    raise UpdateError(f"vectors of {size} bytes, at most {request.largest} were asked for")
+                    raise UpdateError(
+                        f"vectors of {size} bytes, at most {request.largest} were asked for"
+                    )
                 self._meter.bytes_up += size
                 return verified(reply.content, request)
         except UpdateError as error:
@@ -294,7 +324,8 @@ class Exchange:
 
 
 def _vector_bytes(content: RecordDict) -> int:
-    # Not by the view ``array_records``: it refers back, and the answer would stay in memory until cycles are collected.
+    # Not by the view ``array_records``: it refers back, and the answer would stay in memory until
+    # cycles are collected.
     arrays = (record.values() for record in content.values() if isinstance(record, ArrayRecord))
     return sum(len(array.data) for some in arrays for array in some)
 

@@ -31,7 +31,16 @@ from fedclade.channel import (
     check_local,
     server_side,
 )
-from fedclade.core import LARGEST_NORM, ConfigError, DataSpec, Layout, UpdateError, checked, owner_only, require
+from fedclade.core import (
+    LARGEST_NORM,
+    ConfigError,
+    DataSpec,
+    Layout,
+    UpdateError,
+    checked,
+    owner_only,
+    require,
+)
 from fedclade.data import DataSchema, StatisticsQuery, read_declared
 from fedclade.flower import wire
 from fedclade.flower.exchange import Exchange
@@ -40,7 +49,13 @@ from fedclade.flower.newcomers import NewcomerLimit
 from fedclade.flower.node_registry import NodeRegistry
 from fedclade.flower.registration import Identity
 from fedclade.flower.secure.norms import NormsByRound
-from fedclade.flower.secure.terms import SecureAggregation, SecureRules, announcement, check_sums, with_signs
+from fedclade.flower.secure.terms import (
+    SecureAggregation,
+    SecureRules,
+    announcement,
+    check_sums,
+    with_signs,
+)
 from fedclade.flower.signing import read_keys
 from fedclade.flower.wire import Content
 from fedclade.runs import (
@@ -71,18 +86,21 @@ from fedclade.training import default_memory, float32_products, memory_bytes, sm
 def drawn_by_clients(clients: GridClients, count: int) -> Tensor:
     """Return the initial models ``[count, S]`` that clients draw from their secret; an UpdateError if none answers.
 
-    All draw the same. So each is asked for a digest of what it draws, and one of those that agree with most for the
-    models themselves: a client that would like others has no say.
+    All draw the same. So each is asked for a digest of what it draws, and one of those that agree
+    with most for the models themselves: a client that would like others has no say.
     """
     why: dict[int, str] = {}
-    contents = dict.fromkeys(clients.ids, clients.content("initial", {"models": count, "digest": True}))
+    contents = dict.fromkeys(
+        clients.ids, clients.content("initial", {"models": count, "digest": True})
+    )
 
     def read(client: int, content: Content) -> str:
         return content.get("digest", str)
 
     drawn = dict(clients.request(contents, MessageType.QUERY, "initial models", read, why))
     votes = Counter(drawn[client] for client in sorted(drawn))
-    for digest, agreeing in votes.most_common():  # of as many, that of the client with the lowest number
+    # of as many, that of the client with the lowest number
+    for digest, agreeing in votes.most_common():
         for client in sorted(client for client in drawn if drawn[client] == digest):
             try:
                 models = _drawn_by(client, clients, count, digest)
@@ -91,8 +109,8 @@ def drawn_by_clients(clients: GridClients, count: int) -> Tensor:
                 continue
             if others := sorted(other for other in drawn if drawn[other] != digest):
                 _log.warning(
-                    "%d of %d clients draw the same initial model, which is taken; clients %s draw another: they "
-                    "run another version, or do not tell the truth",
+                    "%d of %d clients draw the same initial model, which is taken; clients %s "
+                    "draw another: they run another version, or do not tell the truth",
                     *(agreeing, len(drawn), ", ".join(map(str, others))),
                 )
             return models
@@ -102,7 +120,11 @@ def drawn_by_clients(clients: GridClients, count: int) -> Tensor:
 
 def _drawn_by(client: int, clients: GridClients, count: int, digest: str) -> Tensor:
     """Return the initial models that one client draws, which must be finite, and those of the digest."""
-    shape, dtype, names = (clients.layout.size,), clients.layout.dtype, [str(k) for k in range(count)]
+    shape, dtype, names = (
+        (clients.layout.size,),
+        clients.layout.dtype,
+        [str(k) for k in range(count)],
+    )
     contents = {client: clients.content("initial", {"models": count, "digest": False})}
     largest = count * clients.layout.size * dtype.itemsize
 
@@ -112,13 +134,19 @@ def _drawn_by(client: int, clients: GridClients, count: int, digest: str) -> Ten
         if (sent := wire.digest(b"".join(data))) != digest:
             raise UpdateError(f"initial models of digest {sent}, said to be {digest}")
         vectors = zip(names, data, strict=True)
-        models = torch.stack([wire.read_vector(each, shape, dtype, f"model {name}") for name, each in vectors])
+        models = torch.stack(
+            [wire.read_vector(each, shape, dtype, f"model {name}") for name, each in vectors]
+        )
         if not bool((models.norm(dim=1) <= LARGEST_NORM).all()):  # as NaN is not
-            raise UpdateError(f"initial models that are not finite, or of norms above {LARGEST_NORM:g}")
+            raise UpdateError(
+                f"initial models that are not finite, or of norms above {LARGEST_NORM:g}"
+            )
         return models
 
     why: dict[int, str] = {}
-    for _, models in clients.request(contents, MessageType.QUERY, "initial models", read, why, largest):
+    for _, models in clients.request(
+        contents, MessageType.QUERY, "initial models", read, why, largest
+    ):
         return models
     raise UpdateError(why[client])
 
@@ -151,34 +179,38 @@ class Network:
     deadline
         Seconds that clients have for an answer; what comes later is too late for its round.
     identity
-        What identifies a client that comes back: the ``node`` id, which lasts where SuperNodes have keys, or the
-        ``number`` (partition-id) that it says it has.
+        What identifies a client that comes back: the ``node`` id, which lasts where SuperNodes have
+        keys, or the ``number`` (partition-id) that it says it has.
     keys
-        A file that lists the clients, with number and public key each; no others are admitted. Without one, a key is
-        the client's that first joins with it.
+        A file that lists the clients, with number and public key each; no others are admitted.
+        Without one, a key is the client's that first joins with it.
     newcomers
-        Without ``keys``: how many newcomers there may be at once, as a share of the other clients that are connected,
-        but two in any case. A client is one for its first ten rounds, unless it was there when the first round began.
-        Others wait. Infinity is no limit, and 0 admits nobody.
+        Without ``keys``: how many newcomers there may be at once, as a share of the other clients
+        that are connected, but two in any case. A client is one for its first ten rounds, unless it
+        was there when the first round began. Others wait. Infinity is no limit, and 0 admits
+        nobody.
     largest_weight, largest_norm
-        What those of :class:`~fedclade.Aggregation` are over a network, unless they say something else themselves.
+        What those of :class:`~fedclade.Aggregation` are over a network, unless they say something
+        else themselves.
     secure_aggregation
-        Whether the server gets sums of updates alone, one for each cluster (:mod:`fedclade.flower.secure`).
+        Whether the server gets sums of updates alone, one for each cluster
+        (:mod:`fedclade.flower.secure`).
     secure_fewest
         A sum is of so many clients at least; smaller clusters keep their model.
     secure_colluders
-        With how many clients of a sum the server may collude, and learn nothing but the sum of the others: more than
-        half of all clients and these must stay for it to be had.
+        With how many clients of a sum the server may collude, and learn nothing but the sum of the
+        others: more than half of all clients and these must stay for it to be had.
     secure_neighbours
-        To how many others each client deals shares of its secrets, in sums of more than 64 clients; 0 for all.
+        To how many others each client deals shares of its secrets, in sums of more than 64 clients;
+        0 for all.
     secure_norm
-        The longest update that a client may add to a sum, in parameter units; longer ones are shortened. It has to be
-        set with ``secure_aggregation``. In later rounds the limit is twice the root mean square of the norms of earlier
-        sums, never more than this.
+        The longest update that a client may add to a sum, in parameter units; longer ones are
+        shortened. It has to be set with ``secure_aggregation``. In later rounds the limit is twice
+        the root mean square of the norms of earlier sums, never more than this.
     secure_parts
-        Into how many disjoint sums the clients of a cluster are dealt, if they are enough: 1, or at least 3. A
-        malicious client can turn the mean of its sum; of three or more sums one robust mean is taken, by
-        ``aggregate.rule``, or their median.
+        Into how many disjoint sums the clients of a cluster are dealt, if they are enough: 1, or at
+        least 3. A malicious client can turn the mean of its sum; of three or more sums one robust
+        mean is taken, by ``aggregate.rule``, or their median.
 
     Raises
     ------
@@ -206,7 +238,12 @@ class Network:
             ("network.clients", self.clients, self.clients >= 1, "at least 1"),
             ("network.wait", self.wait, self.wait > 0, "greater than 0"),
             ("network.deadline", self.deadline, self.deadline > 0, "greater than 0"),
-            ("network.identity", self.identity, self.identity in ("node", "number"), "'node' or 'number'"),
+            (
+                "network.identity",
+                self.identity,
+                self.identity in ("node", "number"),
+                "'node' or 'number'",
+            ),
             ("network.newcomers", self.newcomers, self.newcomers >= 0, "at least 0"),
             ("network.largest_weight", self.largest_weight, self.largest_weight >= 1, "at least 1"),
             ("network.largest_norm", self.largest_norm, self.largest_norm >= 1, "at least 1"),
@@ -230,7 +267,11 @@ class Network:
         told = asdict(self)
         if self.newcomers == Network.newcomers:
             del told["newcomers"]
-        return {name: told[name] for name in told if self.secure_aggregation or not name.startswith("secure_")}
+        return {
+            name: told[name]
+            for name in told
+            if self.secure_aggregation or not name.startswith("secure_")
+        }
 
 
 @checked("grid")
@@ -251,17 +292,19 @@ def federate(
 ) -> Run:
     """Run a federated algorithm over the clients of a grid, by the same round loop as :func:`fedclade.simulate`.
 
-    With a ``folder`` the run survives its server: called again, it goes on after the last checkpoint, with the clients
-    that come back and those that are new.
+    With a ``folder`` the run survives its server: called again, it goes on after the last
+    checkpoint, with the clients that come back and those that are new.
 
     Parameters
     ----------
     grid
         Flower's, whose nodes run :func:`fedclade.flower.client_app`.
     algorithm
-        An algorithm, or its name for its defaults, or a function of the true clusters that makes one.
+        An algorithm, or its name for its defaults, or a function of the true clusters that makes
+        one.
     model
-        As :func:`fedclade.simulate` takes it. Where clients share a secret, only its structure counts: they draw it.
+        As :func:`fedclade.simulate` takes it. Where clients share a secret, only its structure
+        counts: they draw it.
     settings
         Rounds, seed, local training and whatever else does not depend on where clients are.
     network
@@ -269,16 +312,19 @@ def federate(
     callbacks, on_round, config, folder, finish
         See :func:`fedclade.simulate`.
     schema
-        The columns, categories, labels and words that all clients encode their tables or texts by: a
-        :class:`~fedclade.DataSchema`, or the path of a JSON file with one. By default the first clients agree on one,
-        and disclose these for it. It is kept in the folder as ``schema.json``.
+        The columns, categories, labels and words that all clients encode their tables or texts by:
+        a :class:`~fedclade.DataSchema`, or the path of a JSON file with one. By default the first
+        clients agree on one, and disclose these for it. It is kept in the folder as
+        ``schema.json``.
     **options
-        Single fields of :class:`~fedclade.RunSettings`, such as ``rounds=40, seed=1``; they win over ``settings``.
+        Single fields of :class:`~fedclade.RunSettings`, such as ``rounds=40, seed=1``; they win
+        over ``settings``.
 
     Returns
     -------
     Run
-        As of a simulation. If clients share a secret, its models are permuted: the server cannot read them.
+        As of a simulation. If clients share a secret, its models are permuted: the server cannot
+        read them.
 
     Raises
     ------
@@ -291,21 +337,28 @@ def federate(
     RunError, CheckpointError
         If the folder holds something else or damaged, or cannot be written.
     """
-    settings, network = settings_from(settings, options, callbacks), network or Network()
+    settings = settings_from(settings, options, callbacks)
+    network = network or Network()
     check_local(settings.privacy)
     following = Callbacks(settings.followed_by(callbacks), on_round)
     path = None if folder is None else Path(folder)
     exchange = Exchange(grid, meter := Meter(), network.deadline)
     registry = _registry(exchange, network, path, read_declared(schema))
     if settings.permute != bool(registry.secret):
-        rule = "false, as no client has a secret" if settings.permute else "true, as the clients share a secret"
+        rule = (
+            "false, as no client has a secret"
+            if settings.permute
+            else "true, as the clients share a secret"
+        )
         require(("privacy.permute", settings.permute, False, rule))
     joined = registry.clients
     algorithm = _built(algorithm, joined.true_clusters)
     algorithm.check_clients(len(joined))
     algorithm.check_data(joined.schema)
     if algorithm.simulated:
-        raise ConfigError(f"{type(algorithm).__name__} runs in a simulation alone, since {algorithm.simulated}")
+        raise ConfigError(
+            f"{type(algorithm).__name__} runs in a simulation alone, since {algorithm.simulated}"
+        )
     settings = settings.completed(algorithm)
     settings.check_algorithm(algorithm, len(joined))
     settings.check_enough(len(joined))
@@ -320,13 +373,15 @@ def federate(
     metric_named(task.metrics, settings.chosen_by, "stop.metric")
     target = target_of(settings, task)
     name, model = _known(model, joined.schema, settings.seed)
-    module, initial = initial_models(model, joined.schema, settings.seed, algorithm, parts=settings.parts)
+    module, initial = initial_models(
+        model, joined.schema, settings.seed, algorithm, parts=settings.parts
+    )
     layout = settings.parts.layout(module)
     registry.check_layout(wire.layout_digest(layout))
     if layout.dtype == torch.float64:
         _log.warning(
-            "the model is in float64, and clients train in it, but updates travel in float32: the first 7 digits of "
-            "each entry arrive"
+            "the model is in float64, and clients train in it, but updates travel in float32: the "
+            "first 7 digits of each entry arrive"
         )
     data = {"name": joined.schema.data, "description": joined.description}
     config = config or settings.as_config(algorithm, task, "auto", data=data, model=name)
@@ -334,15 +389,26 @@ def federate(
     if network.secure_aggregation:
         config["signature"] = asdict(settings.signature)
     _check_keeps_best(settings, algorithm, layout)
-    every, fingerprint = settings.checkpoint_every, lambda: _fingerprint(joined.schema, layout)
+    every = settings.checkpoint_every
+
+    def fingerprint() -> str:
+        """Return what a run that goes on must have in common with the folder."""
+        return _fingerprint(joined.schema, layout)
+
     checkpointer = Checkpointer(path, config, every, fingerprint, finish=finish)
     if (finished := checkpointer.finished()) is not None:
         return finished
     if not finish:
-        registry.wait(network.clients, network.wait)  # also for those of the folder, which need not be back yet
+        # also for those of the folder, which need not be back yet
+        registry.wait(network.clients, network.wait)
     settings, device, _ = checkpointer.resumed(settings, "cpu")
-    budget = default_memory(torch.device(device)) if settings.memory is None else memory_bytes(settings.memory)
-    is_secure, size = network.secure_aggregation, len(joined) * layout.size * initial.itemsize
+    budget = (
+        default_memory(torch.device(device))
+        if settings.memory is None
+        else memory_bytes(settings.memory)
+    )
+    is_secure = network.secure_aggregation
+    size = len(joined) * layout.size * initial.itemsize
     streams = is_secure or decide_stream(settings, algorithm, size, budget)
     sketch = settings.signature.sketch(settings.seed, layout)
     parted_by = settings.signature.sketch_of_parts(settings.seed, layout)
@@ -368,11 +434,16 @@ def federate(
         task = settings.task.of(joined.schema, registry.statistics.labels)
     joined.columns = registry.columns
     by_example = isinstance(settings.privacy, ExamplePrivacy)
-    retrying = Retrying(tells_releases=settings.privacy is not None, sizes=joined.sizes if by_example else None)
-    compared = Nothing() if streams and sketch is None else sketch  # an algorithm that compares has one
+    retrying = Retrying(
+        tells_releases=settings.privacy is not None, sizes=joined.sizes if by_example else None
+    )
+    # an algorithm that compares has one
+    compared = Nothing() if streams and sketch is None else sketch
     limiting = Limiting.within(limits, layout.n_parameters, lambda: joined.sizes)
     streaming = Streaming() if streams else None
-    opposed = settings.aggregate.looks_for_opposed(untrusted=True, clients_choose=algorithm.clients_choose)
+    opposed = settings.aggregate.looks_for_opposed(
+        untrusted=True, clients_choose=algorithm.clients_choose
+    )
     arrival = server_side(
         retrying,
         compared,
@@ -384,22 +455,40 @@ def federate(
     )
     middleware = [Timing(meter), *([retrying] if is_secure else arrival)]
     if registry.secret and not finish:
-        drawn = drawn_by_clients(grid_clients, algorithm.initial_models)  # those of the server's seed are no secret
+        # those of the server's seed are no secret
+        drawn = drawn_by_clients(grid_clients, algorithm.initial_models)
         initial = drawn[0] if algorithm.initial_models == 1 else drawn
     clients = ConnectedClients(Channel(grid_clients, *middleware), registry, path, network.wait)
-    of_run = meter, retrying, None, sketch, streams, device, budget, task, None, settings.parts.common_entries(module)
+    of_run = (
+        meter,
+        retrying,
+        None,
+        sketch,
+        streams,
+        device,
+        budget,
+        task,
+        None,
+        settings.parts.common_entries(module),
+    )
     smallest = 1 if by_example else smallest_batch_for(module, layout.full, joined.schema)
     backend = Backend(clients, initial, grid_clients, *of_run, smallest_batch=smallest)
-    history = History(joined, task, target, least=settings.min_cluster_size, chosen_by=settings.chosen_by)
+    history = History(
+        joined, task, target, least=settings.min_cluster_size, chosen_by=settings.chosen_by
+    )
     # Models reveal something of the clients' data, and the machine may have other users.
     with checkpointer, owner_only(), float32_products(False):
         return run_rounds(algorithm, backend, clients, checkpointer, history, settings, following)
 
 
-def _registry(exchange: Exchange, network: Network, folder: Path | None, declared: DataSchema | None) -> NodeRegistry:
+def _registry(
+    exchange: Exchange, network: Network, folder: Path | None, declared: DataSchema | None
+) -> NodeRegistry:
     """Return the clients of the run: those of its folder, or the first to connect."""
     keys = None if network.keys is None else read_keys(Path(network.keys))
-    registry = NodeRegistry(exchange, network.identity, keys, declared, NewcomerLimit(network.newcomers))
+    registry = NodeRegistry(
+        exchange, network.identity, keys, declared, NewcomerLimit(network.newcomers)
+    )
     if folder is not None:
         registry.load(folder)
     if not registry.settled:
@@ -414,22 +503,31 @@ def _check_keeps_best(settings: RunSettings, algorithm: Algorithm, layout: Layou
     name = type(algorithm).__name__
     if layout.personal:
         what = f"a part of their model (model.personal = {settings.personal!r})"
-    elif type(algorithm).keepers is not Algorithm.keepers and getattr(algorithm, "personalize", True):
+    elif type(algorithm).keepers is not Algorithm.keepers and getattr(
+        algorithm, "personalize", True
+    ):
         what = f"models of their own with {name}"
     elif algorithm.mixture(None) is not None:
         what = f"the weights of their mixture with {name}"
     else:
         return
     raise ConfigError(
-        f"keep_best = true: over a network clients keep {what}, and keep it as it is after their last round; the "
-        "server cannot bring that of an earlier round back. Leave keep_best out, or run a simulation"
+        f"keep_best = true: over a network clients keep {what}, and keep it as it is after their "
+        "last round; the server cannot bring that of an earlier round back. Leave keep_best out, "
+        "or run a simulation"
     )
 
 
-def _built(algorithm: Algorithm | str | MakeAlgorithm, truth: Mapping[int, int] | None) -> Algorithm:
+def _built(
+    algorithm: Algorithm | str | MakeAlgorithm, truth: Mapping[int, int] | None
+) -> Algorithm:
     if isinstance(algorithm, Algorithm):
         return algorithm
-    return build_algorithm(algorithm, true_clusters=truth) if isinstance(algorithm, str) else algorithm(truth)
+    return (
+        build_algorithm(algorithm, true_clusters=truth)
+        if isinstance(algorithm, str)
+        else algorithm(truth)
+    )
 
 
 def _known(

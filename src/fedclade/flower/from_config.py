@@ -70,7 +70,8 @@ def server_app(
     algorithm
         Such as ``CFL(eps2=0.8)`` or ``"cfl"``.
     model
-        As :func:`fedclade.simulate` takes it, and the same as in :func:`fedclade.flower.client_app`.
+        As :func:`fedclade.simulate` takes it, and the same as in
+        :func:`fedclade.flower.client_app`.
     **settings
         Of :func:`fedclade.flower.federate`; name a ``folder`` for a run that outlives its server.
 
@@ -146,15 +147,52 @@ LISTS = (
 DATA_KEYS = frozenset(
     {
         # of data sets that are divided among clients
-        *("name", "clients", "samples_per_client", "partition", "shift", "clusters", "validation_fraction"),
+        *(
+            "name",
+            "clients",
+            "samples_per_client",
+            "partition",
+            "shift",
+            "clusters",
+            "validation_fraction",
+        ),
         *("test_samples", "test_fraction", "scaling", "augment", "drift", "views"),
         # of single data sets
-        *("characters", "task", "sequence_length", "vocabulary_size", "vectors", "alpha", "beta", "max_samples"),
+        *(
+            "characters",
+            "task",
+            "sequence_length",
+            "vocabulary_size",
+            "vectors",
+            "alpha",
+            "beta",
+            "max_samples",
+        ),
         # of partitions and shifts
-        *("tests", "labels_per_client", "min_samples", "balanced", "shards_per_client", "exponent", "sigma"),
+        *(
+            "tests",
+            "labels_per_client",
+            "min_samples",
+            "balanced",
+            "shards_per_client",
+            "exponent",
+            "sigma",
+        ),
         *("strength", "kind", "level", "owners"),
         # of clients' own files
-        *("files", "folder", "target", "client", "inputs", "text", "drop", "separator", "decimal", "encoding", "dates"),
+        *(
+            "files",
+            "folder",
+            "target",
+            "client",
+            "inputs",
+            "text",
+            "drop",
+            "separator",
+            "decimal",
+            "encoding",
+            "dates",
+        ),
         *("schema", "standardize", "max_words", "inputs_are"),
     }
 )
@@ -173,7 +211,8 @@ UserConfig = Mapping[str, bool | float | int | str]  # Flower's: values by secti
 class AppSettings:
     """What the ``[network]`` section has besides :class:`~fedclade.flower.Network`."""
 
-    out: str = "runs/federation"  # the run folder, as the server sees it; started again with the same, a run goes on
+    # the run folder, as the server sees it; started again with the same, a run goes on
+    out: str = "runs/federation"
     encoding: str = "float32"  # how updates travel: float32, float16 or int8
     finish: bool = False  # run no further round, but finish the run in the folder where it stands
 
@@ -209,8 +248,8 @@ class RunConfig:
             except ConfigError as error:
                 problems.append(str(error))
         problems += [
-            f"network.encoding = {apps.encoding!r} is for updates that are sent one by one, and those of "
-            "network.secure_aggregation = true are whole numbers of 24 bits; leave it out"
+            f"network.encoding = {apps.encoding!r} is for updates that are sent one by one, and "
+            "those of network.secure_aggregation = true are whole numbers of 24 bits; leave it out"
             for network, apps in (each for each in found if isinstance(each, tuple))
             if network.secure_aggregation and apps.encoding != "float32"
         ]
@@ -236,8 +275,8 @@ class RunConfig:
 def check_keys(run_config: UserConfig) -> None:
     """Check that a run config sets only keys that it may set; nothing that it names is opened or imported.
 
-    A table given as text stands for the value of one key, and never for a whole section: the keys in it would escape
-    this check.
+    A table given as text stands for the value of one key, and never for a whole section: the keys
+    in it would escape this check.
 
     Raises
     ------
@@ -267,7 +306,10 @@ def check_keys(run_config: UserConfig) -> None:
 def _has_own_data_code(run_config: UserConfig) -> bool:
     """Return whether data, partition or shift are a user's own or a package's, whose keys only their code knows."""
     known = {"name": SOURCES, "partition": PARTITIONS, "shift": SHIFTS}
-    return any(run_config.get(f"data.{key}", next(iter(names))) not in names for key, names in known.items())
+    return any(
+        run_config.get(f"data.{key}", next(iter(names))) not in names
+        for key, names in known.items()
+    )
 
 
 def _listed(key: str, value: object) -> object:
@@ -309,7 +351,8 @@ def server_app_from_config(callbacks: Sequence[Callback] = ()) -> ServerApp:
 
     def run(grid: Grid, context: Context) -> tuple[Run, Path]:
         read = RunConfig.read(context.run_config)
-        config, folder = read.config, Path(read.apps.out)
+        config = read.config
+        folder = Path(read.apps.out)
         run = federate(
             grid,
             config.built_algorithm,
@@ -345,13 +388,17 @@ def finish_run(folder: Path) -> Run:
     noted = read_run_config(folder)
     then = "start its ServerApp again with network.finish = true, or finish = True in Python"
     try:
-        sections = {key: value for key, value in noted.items() if key not in ("network", "versions")}
+        sections = {
+            key: value for key, value in noted.items() if key not in ("network", "versions")
+        }
         config = check_config(sections, on_network=True)
         network, _ = _network(noted["network"])
     except UntrustedNameError:
         raise
     except ConfigError as error:
-        raise ConfigError(f"{error}\nthe run cannot be finished by its config alone; {then}") from error
+        raise ConfigError(
+            f"{error}\nthe run cannot be finished by its config alone; {then}"
+        ) from error
     return federate(
         LocalGrid({}),
         config.built_algorithm,
@@ -364,34 +411,44 @@ def finish_run(folder: Path) -> Run:
     )
 
 
-def client_app_from_config(imports: Sequence[str] = (), queries: Sequence[type[RowQuery]] = ()) -> ClientApp:
+def client_app_from_config(
+    imports: Sequence[str] = (), queries: Sequence[type[RowQuery]] = ()
+) -> ClientApp:
     """Make a ClientApp with the settings of the run config; see :func:`fedclade.flower.client_app`.
 
-    The data is the run config's, divided among its ``data.clients``; a node has the part of its ``partition-id``. Where
-    the data is: ``data-dir`` in the node config, or the variable FEDCLADE_DATA_DIR of its environment. If
-    ``data.files`` match the file of one client there, that is the node's own, and ``partition-id`` only numbers it;
-    ``data-files`` in the node config names another file. What a client with differential privacy may spend: ``epsilon``
-    and ``delta`` in the node config.
+    The data is the run config's, divided among its ``data.clients``; a node has the part of its
+    ``partition-id``. Where the data is: ``data-dir`` in the node config, or the variable
+    FEDCLADE_DATA_DIR of its environment. If ``data.files`` match the file of one client there, that
+    is the node's own, and ``partition-id`` only numbers it; ``data-files`` in the node config names
+    another file. What a client with differential privacy may spend: ``epsilon`` and ``delta`` in
+    the node config.
 
-    Whoever starts the run writes its config. So a client imports nothing that the config names by ``module:name``,
-    unless the app allows it in ``imports`` or the client itself in ``imports`` of its node config, and it reads
-    ``data.files`` or a ``data.folder`` in its own data folder alone. An algorithm that it does not have is the server's
-    affair. ``queries`` are the classes of queries that a method outside of fedclade brings.
+    Whoever starts the run writes its config. So a client imports nothing that the config names by
+    ``module:name``, unless the app allows it in ``imports`` or the client itself in ``imports`` of
+    its node config, and it reads ``data.files`` or a ``data.folder`` in its own data folder alone.
+    An algorithm that it does not have is the server's affair. ``queries`` are the classes of
+    queries that a method outside of fedclade brings.
     """
     for query in queries:
         register_query(query)
 
     def make(context: Context, agreed: DataSchema | None) -> ClientHandler | Proposer:
         settings = node_settings(context)
-        settings["policy"] = replace(settings["policy"], imports=(*settings["policy"].imports, *imports))
+        settings["policy"] = replace(
+            settings["policy"], imports=(*settings["policy"].imports, *imports)
+        )
         with importing_only(settings["policy"].imports):
             return built(context, settings, agreed)
 
-    def built(context: Context, settings: NodeSettings, agreed: DataSchema | None) -> ClientHandler | Proposer:
+    def built(
+        context: Context, settings: NodeSettings, agreed: DataSchema | None
+    ) -> ClientHandler | Proposer:
         run_config = dict(context.run_config)
         known = {*ALGORITHMS, *installed("algorithms"), *settings["policy"].imports}
         if run_config.get("algorithm.name") not in known:
-            run_config = {key: value for key, value in run_config.items() if not key.startswith("algorithm.")}
+            run_config = {
+                key: value for key, value in run_config.items() if not key.startswith("algorithm.")
+            }
         place = context.node_config.get("data-dir") or os.environ.get("FEDCLADE_DATA_DIR")
         folder = None if place is None else str(place)
         is_declared = _drop_schema(run_config)
@@ -399,11 +456,16 @@ def client_app_from_config(imports: Sequence[str] = (), queries: Sequence[type[R
         _confine_paths(run_config, folder, context.node_config.get("data-files"))
         read = RunConfig.read(run_config)
         if (number := settings["number"]) is None:
-            raise DataError("a node of this app needs partition-id in its node config, to know whose data it has")
+            raise DataError(
+                "a node of this app needs partition-id in its node config, to know whose data it "
+                "has"
+            )
         privacy = check_local(read.config.privacy.mechanism)
         budget = budget_of(context)
         by_example = isinstance(privacy, ExamplePrivacy)
-        sharing = SchemaSharing(settings["policy"], privacy is not None or budget is not None, by_example)
+        sharing = SchemaSharing(
+            settings["policy"], privacy is not None or budget is not None, by_example
+        )
         declared = agreed if is_declared else None
         data = sharing.encode(partial(_load, tuple(run_config.items()), folder, declared))
         if isinstance(data, TableSource):
@@ -424,7 +486,9 @@ def client_app_from_config(imports: Sequence[str] = (), queries: Sequence[type[R
         return ClientHandler(
             mine,
             lambda seed: read.config.built_model(mine.pool.schema, seed),
-            engine="loop" if read.config.top.engine in ("auto", *REMOTE) else read.config.top.engine,
+            engine="loop"
+            if read.config.top.engine in ("auto", *REMOTE)
+            else read.config.top.engine,
             device=choose_device("auto"),
             encoding=read.apps.encoding,
             privacy=privacy,
@@ -472,7 +536,8 @@ def _data_folder(folder: str | None, path: str, rule: str) -> Path:
     """Return a node's data folder for a path inside it; a DataError, which begins with a rule, if it leads out."""
     if folder is None or Path(path).is_absolute() or ".." in Path(path).parts:
         raise DataError(
-            f"{rule} inside a node's data folder ({folder or 'no data-dir in the node config'}), got {shown(path)}"
+            f"{rule} inside a node's data folder ({folder or 'no data-dir in the node config'}), "
+            f"got {shown(path)}"
         )
     return Path(folder).expanduser().absolute()
 
@@ -480,12 +545,18 @@ def _data_folder(folder: str | None, path: str, rule: str) -> Path:
 def budget_of(context: Context) -> Budget | None:
     """Return what a client may spend: ``epsilon`` in its node config, at ``delta`` (1e-5 if left out).
 
-    It is that of the client with all its data, or of each of its examples if ``level`` is ``example``.
+    It is that of the client with all its data, or of each of its examples if ``level`` is
+    ``example``.
 
-    Both are its own to choose. With the δ of the run's config, whoever writes that could set it near 1, where any
-    number of releases costs next to no ε. A ConfigError if they are no numbers, or out of range.
+    Both are its own to choose. With the δ of the run's config, whoever writes that could set it
+    near 1, where any number of releases costs next to no ε. A ConfigError if they are no numbers,
+    or out of range.
     """
-    budget = {name: context.node_config[name] for name in ("epsilon", "delta") if name in context.node_config}
+    budget = {
+        name: context.node_config[name]
+        for name in ("epsilon", "delta")
+        if name in context.node_config
+    }
     for name, value in budget.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ConfigError(f"{name} in the node config should be a number, got {value!r}")

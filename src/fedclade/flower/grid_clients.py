@@ -47,7 +47,13 @@ from fedclade.data import Statistics, StatisticsQuery
 from fedclade.flower import wire
 from fedclade.flower.exchange import AT_ONCE, Exchange
 from fedclade.flower.kinds import check_travels
-from fedclade.flower.models_sent import ModelsSent, as_values, length_of, of_mixture, training_values
+from fedclade.flower.models_sent import (
+    ModelsSent,
+    as_values,
+    length_of,
+    of_mixture,
+    training_values,
+)
 from fedclade.flower.node_registry import NodeRegistry
 from fedclade.flower.policy import check_allowed
 from fedclade.flower.replies import (
@@ -79,17 +85,22 @@ _log = logging.getLogger(__name__)
 class ConnectedClients(Channel, ComingAndGoing):
     """Clients that may join before any round, and may be gone for a while or for good.
 
-    A client that is gone stays in its cluster: it is left out of rounds without a wait, and takes part again as soon as
-    it is back. If none is connected, the round waits. The registry is saved in the folder of the run, if it has one.
+    A client that is gone stays in its cluster: it is left out of rounds without a wait, and takes
+    part again as soon as it is back. If none is connected, the round waits. The registry is saved
+    in the folder of the run, if it has one.
     """
 
-    def __init__(self, clients: Clients, registry: NodeRegistry, folder: Path | None, wait: float) -> None:
+    def __init__(
+        self, clients: Clients, registry: NodeRegistry, folder: Path | None, wait: float
+    ) -> None:
         super().__init__(clients)
         self._registry = registry
         self._folder = folder
         self._wait = wait
 
-    def begin(self, algorithm: Algorithm, state: State, this_round: Round) -> tuple[State, list[Event]]:
+    def begin(
+        self, algorithm: Algorithm, state: State, this_round: Round
+    ) -> tuple[State, list[Event]]:
         """Begin a round: add the clients that have joined; return the next state and the events."""
         self._registry.begin(this_round.number)
         if not self._registry.connected:
@@ -99,7 +110,10 @@ class ConnectedClients(Channel, ComingAndGoing):
             self._registry.save(self._folder)
         events: list[Event] = [
             happened(0, tuple(clients))
-            for happened, clients in ((Disconnected, changes.disconnected), (Reconnected, changes.reconnected))
+            for happened, clients in (
+                (Disconnected, changes.disconnected),
+                (Reconnected, changes.reconnected),
+            )
             if clients
         ]
         if changes.refused:
@@ -107,8 +121,8 @@ class ConnectedClients(Channel, ComingAndGoing):
         if changes.postponed:
             events.append(Waiting(0, tuple(changes.postponed)))
             _log.warning(
-                "%d newcomers wait for a later round, as network.newcomers = %g allows no more at once; list the keys "
-                "of the clients in network.keys, or raise it",
+                "%d newcomers wait for a later round, as network.newcomers = %g allows no more "
+                "at once; list the keys of the clients in network.keys, or raise it",
                 len(changes.postponed),
                 self._registry.newcomers,
             )
@@ -122,8 +136,9 @@ class ConnectedClients(Channel, ComingAndGoing):
         """See which clients are connected, of those that are in the run; wait for one if none is."""
         if not self._registry.wait_for_any(self._wait):
             raise UpdateError(
-                f"round {number}, the last, was not evaluated, and no client is connected within {self._wait:g} s; "
-                "start the SuperNodes and the ServerApp, with network.finish = true"
+                f"round {number}, the last, was not evaluated, and no client is connected within "
+                f"{self._wait:g} s; start the SuperNodes and the ServerApp, with network.finish = "
+                "true"
             )
 
 
@@ -135,8 +150,8 @@ LONGEST = 32  # queries that skip a client, at most, between two that do not
 class Backoff:
     """A client that is too late is skipped by the next query; late again, by the next 2, then 4, 8, up to 32.
 
-    Otherwise one that hangs would cost the whole deadline at every query. It is counted in queries that would have
-    been put to it, and not in seconds, so that a run does not depend on its speed.
+    Otherwise one that hangs would cost the whole deadline at every query. It is counted in queries
+    that would have been put to it, and not in seconds, so that a run does not depend on its speed.
     """
 
     def __init__(self) -> None:
@@ -150,7 +165,10 @@ class Backoff:
         skipped = [client for client in clients if self._skips.get(client, 0)]
         for client in skipped:
             self._skips[client] -= 1
-        return {client: f"{NOT_ASKED}, as it was too late the last {self._times(client)}" for client in skipped}
+        return {
+            client: f"{NOT_ASKED}, as it was too late the last {self._times(client)}"
+            for client in skipped
+        }
 
     def late(self, client: int) -> None:
         """Note that a client was too late."""
@@ -172,13 +190,15 @@ class Backoff:
 class UpdateBuffer:
     """Room for the updates of some clients: each is copied into its row as it arrives, so that none is kept twice.
 
-    They are checked together, which takes a fraction of the time of one after the other. ``rows`` and ``length`` are
-    how many there is room for, and how long each is; they get the type of ``models``, which the clients were sent.
+    They are checked together, which takes a fraction of the time of one after the other. ``rows``
+    and ``length`` are how many there is room for, and how long each is; they get the type of
+    ``models``, which the clients were sent.
     """
 
     def __init__(self, rows: int, length: int, models: Tensor) -> None:
         self._deltas = models.new_empty(rows, length)
-        self._reply_of: dict[int, tuple[int, int, float | None]] = {}  # client, size and loss by row
+        # client, size and loss by row
+        self._reply_of: dict[int, tuple[int, int, float | None]] = {}
         self._component_of: dict[int, int] = {}  # by client, of a mixture
 
     @property
@@ -199,11 +219,17 @@ class UpdateBuffer:
         rows = sorted(self._reply_of)
         deltas = self._deltas if self.full else self._deltas[rows]
         replies = [self._reply_of[row] for row in rows]
-        ids, sizes = [client for client, *_ in replies], [size for _, size, _ in replies]
-        losses = torch.tensor([0.0 if loss is None else loss for *_, loss in replies], dtype=torch.float64)
+        ids = [client for client, *_ in replies]
+        sizes = [size for _, size, _ in replies]
+        losses = torch.tensor(
+            [0.0 if loss is None else loss for *_, loss in replies], dtype=torch.float64
+        )
         updates = Updates.received(ids, sizes, deltas, n_parameters, losses, number)
         if self._component_of:
-            updates = replace(updates, components=torch.tensor([self._component_of[client] for client in updates.ids]))
+            updates = replace(
+                updates,
+                components=torch.tensor([self._component_of[client] for client in updates.ids]),
+            )
         withheld = {client for client, _, loss in replies if loss is None}
         if not withheld:
             return updates
@@ -222,9 +248,9 @@ DISCLOSES_NO_SCORES = (
 class GridClients(Workers):
     """Clients behind a Flower grid: one message to each node, with its own cluster's model.
 
-    Every answer is checked as it arrives: it must be of the round, the query and the model that it was sent, of the
-    right length, and finite. Clients that send something else, or nothing in time, are left out of the round, by name
-    and with the reason. Late answers are discarded.
+    Every answer is checked as it arrives: it must be of the round, the query and the model that it
+    was sent, of the right length, and finite. Clients that send something else, or nothing in time,
+    are left out of the round, by name and with the reason. Late answers are discarded.
 
     Parameters
     ----------
@@ -254,11 +280,15 @@ class GridClients(Workers):
         wait: float = 0.0,
         secure: SecureAggregation | None = None,
     ) -> None:
-        self._exchange, self._registry, self._wait = exchange, registry, wait
-        self.layout, self._task = layout, task
+        self._exchange = exchange
+        self._registry = registry
+        self._wait = wait
+        self.layout = layout
+        self._task = task
         self._structure = wire.layout_digest(layout)
         self._sketch = sketch
-        self._backoff, self._secure = Backoff(), secure
+        self._backoff = Backoff()
+        self._secure = secure
         self._scored: dict[tuple[int, Split], int] = {}
         """Number of examples of a client's scores, on each split: it is always the same."""
 
@@ -284,16 +314,24 @@ class GridClients(Workers):
 
     def handle_updates(self, query: UpdateQuery) -> Updates:
         """Let each client train from its model, or take the gradient at it; return the updates of those that answer."""
-        kind, ids, this_round = query.kind, query.ids, query.round
+        kind = query.kind
+        ids = query.ids
+        this_round = query.round
         sent = ModelsSent.of(query)
         values = training_values(query, self._sketch)
         if self._secure is not None and not query.is_secret:
-            updates = secure_updates(self._secure, self, query, sent, values, self._members, self.layout.n_parameters)
+            updates = secure_updates(
+                self._secure, self, query, sent, values, self._members, self.layout.n_parameters
+            )
             check_allowed(kind, ids, updates.left_out, len(self._registry.connected))
             return updates
         repeated = {name: values[name] for name in ("round", "query", "purpose")}
-        contents = {client: self.content(kind, values, vectors) for client, vectors in sent.vectors.items()}
-        expected = {client: {"what": kind, **repeated, "model": name} for client, name in sent.names.items()}
+        contents = {
+            client: self.content(kind, values, vectors) for client, vectors in sent.vectors.items()
+        }
+        expected = {
+            client: {"what": kind, **repeated, "model": name} for client, name in sent.names.items()
+        }
         length, n_parameters = self._shape(query)
         largest = max(encoded_bytes(length, encoding, n_parameters) for encoding in ENCODINGS)
         left_out: dict[int, str] = {}
@@ -301,9 +339,13 @@ class GridClients(Workers):
         def read(client: int, content: Content) -> UpdateReply:
             size = examples_trained_on(query, self._registry.clients.sizes[client])
             components = len(query.models) if query.mixture else 0
-            return read_update(content, length, n_parameters, self.layout.dtype, size, expected[client], components)
+            return read_update(
+                content, length, n_parameters, self.layout.dtype, size, expected[client], components
+            )
 
-        replies = self.request(contents, MessageType.TRAIN, str(this_round.number), read, left_out, largest)
+        replies = self.request(
+            contents, MessageType.TRAIN, str(this_round.number), read, left_out, largest
+        )
         updates = self._collected(query, replies, left_out)
         check_allowed(kind, ids, left_out, len(self._registry.connected))
         return updates
@@ -312,7 +354,8 @@ class GridClients(Workers):
         """Let each client evaluate its models on a split of its own data, all of them in one message."""
         if isinstance(query, ChoiceQuery):
             return self._choices(query)
-        ids, split = query.ids, query.split
+        ids = query.ids
+        split = query.split
         rows: dict[int, list[int]] = {}
         for client, row in zip(ids, query.assignment, strict=True):
             rows.setdefault(client, []).append(row)
@@ -321,24 +364,36 @@ class GridClients(Workers):
         contents: dict[int, RecordDict] = {}
         for client, mine in rows.items():
             sent = together or {str(k): arrays[row] for k, row in enumerate(mine) if row != OWN}
-            said = {"split": split, "own": OWN in mine, "compares": query.compares, **as_values(query)}
+            said = {
+                "split": split,
+                "own": OWN in mine,
+                "compares": query.compares,
+                **as_values(query),
+            }
             contents[client] = self.content("evaluate", said, sent)
-        scores, wins = dict[int, list[Scores]](), dict[int, list[int]]()
+        scores = dict[int, list[Scores]]()
+        wins = dict[int, list[int]]()
         left_out: dict[int, str] = {}
         if split != "train":  # a refusal to train on is for its run to report
-            for client in [client for client in contents if not self._registry.discloses_scores(client)]:
+            for client in [
+                client for client in contents if not self._registry.discloses_scores(client)
+            ]:
                 del contents[client]  # models are large, and it would refuse them
                 left_out[client] = DISCLOSES_NO_SCORES
 
         def read(client: int, content: Content) -> list[Scores]:
             smallest_loss = 0.0 if self._task.has_nonnegative_loss else -LARGEST_LOSS
             known = self._examples(client, split)
-            found = read_scores(content, len(rows[client]), self._task.metrics, known, smallest_loss=smallest_loss)
+            found = read_scores(
+                content, len(rows[client]), self._task.metrics, known, smallest_loss=smallest_loss
+            )
             if query.compares:
                 wins[client] = read_wins(content, len(found), found[0][2])
             return found
 
-        for client, mine in self.request(contents, MessageType.EVALUATE, f"evaluate {split}", read, left_out):
+        for client, mine in self.request(
+            contents, MessageType.EVALUATE, f"evaluate {split}", read, left_out
+        ):
             self._scored[client, split] = mine[0][2]
             scores[client] = mine
         if split == "train":  # what a round is made of; scores only describe it
@@ -353,7 +408,9 @@ class GridClients(Workers):
         arrays = wire.raw_vectors(query.models, query.assignment)
         contents: dict[int, RecordDict] = {}
         for client, client_rows in rows.items():
-            contents[client] = self.content("choose", {}, {str(k): arrays[row] for k, row in enumerate(client_rows)})
+            contents[client] = self.content(
+                "choose", {}, {str(k): arrays[row] for k, row in enumerate(client_rows)}
+            )
         left_out: dict[int, str] = {}
 
         def read(client: int, content: Content) -> int:
@@ -414,7 +471,9 @@ class GridClients(Workers):
         columns = math.prod(clients.schema.input_shape)
         return summed(query, clients.sizes, columns, content, self.request)
 
-    def content(self, kind: str, values: Mapping[str, Any], vectors: Mapping[str, Array] | None = None) -> RecordDict:
+    def content(
+        self, kind: str, values: Mapping[str, Any], vectors: Mapping[str, Array] | None = None
+    ) -> RecordDict:
         """Return the content of a request of a kind about this model."""
         values = {"what": kind, **values, "layout": self._structure, **self._registry.of_all}
         return wire.record(values, vectors)
@@ -430,13 +489,13 @@ class GridClients(Workers):
     ) -> Iterator[tuple[int, T]]:
         """Send clients requests, and yield as they arrive what is read of their answers; note why others are left out.
 
-        Clients that are gone, or were late before, are skipped. If none is connected, and none comes back in time, it
-        is an UpdateError, but for scores: a run can do without.
+        Clients that are gone, or were late before, are skipped. If none is connected, and none
+        comes back in time, it is an UpdateError, but for scores: a run can do without.
         """
         if not self._registry.wait_for_any(self._wait) and kind != MessageType.EVALUATE:
             raise UpdateError(
-                f"nobody is connected any more, and nobody came back within {self._wait:g} s; start the SuperNodes "
-                "again, and then the server with the same folder"
+                f"nobody is connected any more, and nobody came back within {self._wait:g} s; "
+                "start the SuperNodes again, and then the server with the same folder"
             )
         node_of = {client: self._registry.node(client) for client in contents}
         for client in (client for client, node in node_of.items() if node is None):
@@ -461,11 +520,15 @@ class GridClients(Workers):
                 yield client, found
 
     def _collected(
-        self, query: UpdateQuery, replies: Iterator[tuple[int, UpdateReply]], left_out: Mapping[int, str]
+        self,
+        query: UpdateQuery,
+        replies: Iterator[tuple[int, UpdateReply]],
+        left_out: Mapping[int, str],
     ) -> Updates:
         """Return all updates in the order of the query; or, if it has a sink, those that it did not take."""
         length, _ = self._shape(query)
-        if query.sink is None:  # whatever the order in which they arrive: results must not depend on that
+        # whatever the order in which they arrive: results must not depend on that
+        if query.sink is None:
             place_of = {client: place for place, client in enumerate(query.ids)}
             buffer = UpdateBuffer(len(query.ids), length, query.models)
             for client, reply in replies:
@@ -479,7 +542,9 @@ class GridClients(Workers):
                 buffer = UpdateBuffer(AT_ONCE, length, query.models)
         return self._checked(buffer, query, left_out)
 
-    def _checked(self, buffer: UpdateBuffer, query: UpdateQuery, left_out: Mapping[int, str]) -> Updates:
+    def _checked(
+        self, buffer: UpdateBuffer, query: UpdateQuery, left_out: Mapping[int, str]
+    ) -> Updates:
         updates = buffer.checked(self._shape(query)[1], query.round.number)
         return replace(updates, left_out={**left_out, **updates.left_out})
 
@@ -495,7 +560,9 @@ class GridClients(Workers):
             return length_of(query, self.layout, self._registry.clients.schema.labels)
         if query.round.replicates == 1 or not query.round.compares_parts:
             return self.layout.size, self.layout.n_parameters
-        sketches = query.round.replicates * (self._sketch.dim if self._sketch else self.layout.n_parameters)
+        sketches = query.round.replicates * (
+            self._sketch.dim if self._sketch else self.layout.n_parameters
+        )
         return self.layout.size + sketches, self.layout.n_parameters
 
     def _examples(self, client: int, split: Split) -> int | None:

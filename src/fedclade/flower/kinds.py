@@ -4,9 +4,9 @@ A kind that is not in the table is refused. A kind that is about a client's data
 its query, which declares what a reply reveals. Clients with privacy or secure aggregation refuse a
 class that declares nothing.
 
-Kinds of :class:`~fedclade.RowQuery` need no more than their class. A package or a user brings one by
-``client_app(queries=[...])`` or by an entry point of the group ``fedclade.queries``, never by a name
-in a message, and a client answers it only if its policy names the kind.
+Kinds of :class:`~fedclade.RowQuery` need no more than their class. A package or a user brings one
+by ``client_app(queries=[...])`` or by an entry point of the group ``fedclade.queries``, never by a
+name in a message, and a client answers it only if its policy names the kind.
 """
 
 from __future__ import annotations
@@ -32,7 +32,19 @@ from fedclade.core import (
 from fedclade.data import StatisticsQuery
 
 RESERVED = frozenset(
-    {"agreed", "count", "labels", "layout", "means", "numbers", "protocol", "refused", "run", "squares", "what"}
+    {
+        "agreed",
+        "count",
+        "labels",
+        "layout",
+        "means",
+        "numbers",
+        "protocol",
+        "refused",
+        "run",
+        "squares",
+        "what",
+    }
 )
 """Names of values that a message has anyway, so no field of a query can have them."""
 
@@ -130,8 +142,8 @@ def check_travels(query: type[RowQuery]) -> None:
     check_kind(query)
     if (name := query.reply_name or query.kind) in RESERVED | {"round"}:
         raise ConfigError(
-            f"the row of a {query.__name__} cannot travel as {name!r}, as every message has a value "
-            "of that name; give the kind, or reply_name, another name"
+            f"the row of a {query.__name__} cannot travel as {name!r}, as every message has a "
+            "value of that name; give the kind, or reply_name, another name"
         )
     types = field_types(query)
     names = {*types.plain, *types.models}
@@ -158,7 +170,8 @@ def load_installed(names: Iterable[str]) -> None:
         kind = getattr(query, "kind", name)
         if kind != name:
             raise ConfigError(
-                f"entry point {name!r} of fedclade.queries names a query of kind {kind!r}; give it the name of the kind"
+                f"entry point {name!r} of fedclade.queries names a query of kind {kind!r}; give it "
+                "the name of the kind"
             )
         register_query(query)
 
@@ -172,7 +185,9 @@ def allowable() -> tuple[str, ...]:
 def disclosures() -> tuple[str, ...]:
     """Return the names of what a policy may disclose, each once, in the order of the table."""
     declared = [kind.query.discloses for kind in KINDS.values() if kind.query is not None]
-    return tuple(dict.fromkeys([SKETCH, *(name for name in declared if name and name not in ALWAYS)]))
+    return tuple(
+        dict.fromkeys([SKETCH, *(name for name in declared if name and name not in ALWAYS)])
+    )
 
 
 def _name_of(query: type[Query[Any]] | None) -> str:

@@ -28,7 +28,8 @@ class RecordKind(Generic[R]):
     file
         Name of its file in the client's folder, such as ``policy.json``.
     what
-        What it is, for the error if it is damaged, such as "the count of what this client has answered".
+        What it is, for the error if it is damaged, such as "the count of what this client has
+        answered".
     consequence
         What that means, such as "nothing leaves it".
     empty
@@ -36,10 +37,11 @@ class RecordKind(Generic[R]):
     encoded
         Returns a record as JSON has it, always with the same names.
     decoded
-        Returns a record from that, which has all of these names; of damaged values it raises a ValueError, TypeError,
-        KeyError or AttributeError.
+        Returns a record from that, which has all of these names; of damaged values it raises a
+        ValueError, TypeError, KeyError or AttributeError.
     combined
-        Returns one record from the one in Flower's state, which is of one run, and the one in memory.
+        Returns one record from the one in Flower's state, which is of one run, and the one in
+        memory.
     """
 
     file: str
@@ -54,8 +56,9 @@ class RecordKind(Generic[R]):
 class LastingRecord(Generic[R]):
     """One record of a client: in a file in its folder, for its life.
 
-    Without a folder it is in memory, and in ``state``, which Flower stores of a client between two messages: for the
-    life of its SuperNode. The file is written whole, and only its owner may read it.
+    Without a folder it is in memory, and in ``state``, which Flower stores of a client between two
+    messages: for the life of its SuperNode. The file is written whole, and only its owner may read
+    it.
     """
 
     def __init__(self, folder: Path | None, kind: RecordKind[R]) -> None:
@@ -112,6 +115,6 @@ class LastingRecord(Generic[R]):
 
     def _damaged(self, where: str, error: Exception) -> PolicyError:
         return PolicyError(
-            f"{where}, {self._kind.what}, is damaged, so {self._kind.consequence}; restore the file from a backup "
-            f"({type(error).__name__}: {error})"
+            f"{where}, {self._kind.what}, is damaged, so {self._kind.consequence}; restore the "
+            f"file from a backup ({type(error).__name__}: {error})"
         )

@@ -21,25 +21,31 @@ class LocalNode:
     """A node of a :class:`LocalGrid`: its client's app, its config, and whether it is connected."""
 
     app: ClientApp | Callable[[Message, Context], Message]
-    config: Mapping[str, str | int | float | bool] = field(default_factory=dict[str, str | int | float | bool])
+    config: Mapping[str, str | int | float | bool] = field(
+        default_factory=dict[str, str | int | float | bool]
+    )
     connected: bool = True
 
 
 class LocalGrid(Grid):
     """Flower's grid protocol without a network: every message goes through Flower's own serialisation.
 
-    A node answers when its answer is pulled, one after the other, so that answers take memory one at a time. Nodes are
-    given by id; the run config is in every node's context.
+    A node answers when its answer is pulled, one after the other, so that answers take memory one
+    at a time. Nodes are given by id; the run config is in every node's context.
     """
 
     def __init__(
-        self, nodes: Mapping[int, LocalNode], run_config: Mapping[str, str | int | float | bool] | None = None
+        self,
+        nodes: Mapping[int, LocalNode],
+        run_config: Mapping[str, str | int | float | bool] | None = None,
     ):
         self.nodes = dict(nodes)
         self._run_config = dict(run_config or {})
         self._run = Run.create_empty(1)
         # Messages note their sender, which Flower knows once a process serves it.
-        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, self._run.run_id, SUPERLINK_NODE_ID
+        TaskIdentity.task_id = 1
+        TaskIdentity.run_id = self._run.run_id
+        TaskIdentity.node_id = SUPERLINK_NODE_ID
         self._waiting: dict[str, Message] = {}
         self._states: dict[int, RecordDict] = {}
 
@@ -53,7 +59,12 @@ class LocalGrid(Grid):
         return self._run
 
     def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
     ) -> Message:
         """Return a message; part of Flower's protocol for old apps."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
@@ -73,9 +84,15 @@ class LocalGrid(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Return the answers to messages, each made now."""
-        return [self._answer(self._waiting.pop(each)) for each in list(message_ids) if each in self._waiting]
+        return [
+            self._answer(self._waiting.pop(each))
+            for each in list(message_ids)
+            if each in self._waiting
+        ]
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
         """Send messages and return the answers."""
         return self.pull_messages(self.push_messages(messages))
 
@@ -83,14 +100,18 @@ class LocalGrid(Grid):
         node = message.metadata.dst_node_id
         there = self.nodes.get(node)
         if there is None or not there.connected:
-            return Message(Error(ErrorCode.NODE_UNAVAILABLE, "the node is not connected"), reply_to=message)
+            return Message(
+                Error(ErrorCode.NODE_UNAVAILABLE, "the node is not connected"), reply_to=message
+            )
         state = self._states.setdefault(node, RecordDict())
         context = Context(self._run.run_id, node, dict(there.config), state, dict(self._run_config))
         try:
             return _sent(there.app(_sent(message), context))
-        except Exception as error:  # of whatever kind: it is the app's, and a SuperNode survives it too
+        except Exception as error:
+            # of whatever kind: it is the app's, and a SuperNode survives it too
             return Message(
-                Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{type(error).__name__}: {error}"), reply_to=message
+                Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{type(error).__name__}: {error}"),
+                reply_to=message,
             )
 
 

@@ -18,7 +18,14 @@ from fedclade.data import DataSchema, Proposal, Statistics, agree, show_some
 from fedclade.flower import wire
 from fedclade.flower.exchange import Exchange
 from fedclade.flower.newcomers import NewcomerLimit
-from fedclade.flower.registration import Admission, Identity, RegisteredClient, Registration, read_client, read_schema
+from fedclade.flower.registration import (
+    Admission,
+    Identity,
+    RegisteredClient,
+    Registration,
+    read_client,
+    read_schema,
+)
 from fedclade.flower.replies import as_values, read_statistics
 from fedclade.flower.schema_exchange import read_proposal, write_agreed
 from fedclade.flower.signing import Request
@@ -42,7 +49,8 @@ class SavedClients:
     connected: Set[int]
     common: Registration
     run: str = ""  # its name to clients, which keep what they have for one run
-    statistics: Statistics | None = None  # what all clients' examples come to, where they need to know
+    # what all clients' examples come to, where they need to know
+    statistics: Statistics | None = None
     agreed: DataSchema | None = None  # by which all clients encode their data
 
     def save(self, folder: Path) -> None:
@@ -56,7 +64,8 @@ class SavedClients:
             **({} if self.statistics is None else {"statistics": as_values(self.statistics)}),
             **({} if self.agreed is None else {"agreed": self.agreed.digest}),
         }
-        text, path = json.dumps(kept, indent=2), folder / CLIENTS
+        text = json.dumps(kept, indent=2)
+        path = folder / CLIENTS
         try:
             if self.agreed is not None and not (folder / SCHEMA).exists():
                 appear(folder / SCHEMA, self.agreed.save)
@@ -84,24 +93,39 @@ class SavedClients:
             agreed = DataSchema.load(folder / SCHEMA) if (folder / SCHEMA).exists() else None
             if kept.get("agreed", "") != ("" if agreed is None else agreed.digest):
                 raise ValueError(f"{SCHEMA} is not the schema that the clients agreed on")
-            connected, found = set[int](kept["connected"]) & set(clients), kept.get("statistics")
+            connected = set[int](kept["connected"]) & set(clients)
+            found = kept.get("statistics")
             lengths = [len((found or {}).get(name, [])) for name in ("means", "labels")]
             statistics = None if found is None else read_statistics(found, *lengths)
             return cls(clients, connected, common, str(kept.get("run", "")), statistics, agreed)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration, UpdateError) as error:
+        except (
+            OSError,
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+            StopIteration,
+            UpdateError,
+        ) as error:
             why = f"{type(error).__name__}: {error}"
-            raise RunError(f"{path} is damaged ({why}); restore it, or name another run folder") from error
+            raise RunError(
+                f"{path} is damaged ({why}); restore it, or name another run folder"
+            ) from error
 
 
 REGISTRATION_SECONDS = 600.0
 """How long a node may take to register. The run does not wait for it: it takes part from the next round."""
 
-RETRY_AFTER = 30.0  # seconds after which a node that was refused may register again: what was wrong may be mended
+# seconds after which a node that was refused may register again: what was wrong may be mended
+RETRY_AFTER = 30.0
 REFRESH_EVERY = 0.5  # seconds between two looks at which nodes are connected, while too few are
-REFRESH_MEANWHILE = 3.0  # seconds between two looks at which nodes are connected, while answers are awaited
-GATHERING = 30  # one part in so many of the time to wait for any client is given to the others, once the first is back
+# seconds between two looks at which nodes are connected, while answers are awaited
+REFRESH_MEANWHILE = 3.0
+# one part in so many of the time to wait for any client is given to the others, once the first is
+# back
+GATHERING = 30
 
 _log = logging.getLogger(__name__)
 
@@ -132,22 +156,24 @@ class _NodeProposal:
 class NodeRegistry:
     """The clients of a run, and the nodes that they are behind.
 
-    What clients of a run have in common (the model's structure, what examples look like, the secret) is what most of
-    the first have, so that one that is set up wrongly shuts out only itself.
+    What clients of a run have in common (the model's structure, what examples look like, the
+    secret) is what most of the first have, so that one that is set up wrongly shuts out only
+    itself.
 
     Parameters
     ----------
     exchange
         Sends requests to nodes.
     identity
-        What identifies a client that comes back: its ``node``, whose id Flower binds to the node's key, or the
-        ``number`` that it says it has, for nodes without keys, whose ids do not last. A client that keeps a key of its
-        own in its folder is identified by that alone.
+        What identifies a client that comes back: its ``node``, whose id Flower binds to the node's
+        key, or the ``number`` that it says it has, for nodes without keys, whose ids do not last. A
+        client that keeps a key of its own in its folder is identified by that alone.
     keys
-        The number of each client by its public key, where an operator lists them: no others are admitted.
+        The number of each client by its public key, where an operator lists them: no others are
+        admitted.
     declared
-        The schema that all clients encode their data by, where an operator declares one. Otherwise the first clients
-        agree on one, if their data has named columns or is texts.
+        The schema that all clients encode their data by, where an operator declares one. Otherwise
+        the first clients agree on one, if their data has named columns or is texts.
     newcomers
         How many clients may join once the first round has begun; without a list of keys alone.
     """
@@ -171,7 +197,8 @@ class NodeRegistry:
         self._registered: dict[int, RegisteredClient] = {}
         self._truth: dict[int, int] = {}
         self._connected: set[int] = set()
-        self._pending: dict[str, Request] = {}  # requests to register that are not answered yet, by message
+        # requests to register that are not answered yet, by message
+        self._pending: dict[str, Request] = {}
         self._declared = declared
         self._take_schema(declared)
         self._proposals: dict[int, _NodeProposal] = {}
@@ -182,9 +209,12 @@ class NodeRegistry:
         """Clients that wait for enough others, so that it is known what most have in common."""
         self._refused: dict[int, _Refusal] = {}
         self._new_refusals: dict[int, str] = {}
-        self._connected_before, self._registered_before = set[int](), set[int]()  # clients at the last changes()
+        # clients at the last changes()
+        self._connected_before = set[int]()
+        self._registered_before = set[int]()
         self._common: Registration | None = None
-        self.statistics: Statistics | None = None  # what all clients' examples come to, where they need to know
+        # what all clients' examples come to, where they need to know
+        self.statistics: Statistics | None = None
         self._refreshed = exchange.clock()
         exchange.between_polls = self._refresh_if_due
 
@@ -212,7 +242,9 @@ class NodeRegistry:
     def _take_schema(self, schema: DataSchema | None) -> None:
         """Take the schema that all clients encode their data by; it is written once, for all messages."""
         self.agreed = schema
-        self._agreed_values: Mapping[str, Any] = {} if schema is None else {"agreed": write_agreed(schema)}
+        self._agreed_values: Mapping[str, Any] = (
+            {} if schema is None else {"agreed": write_agreed(schema)}
+        )
 
     @property
     def scaled(self) -> bool:
@@ -253,11 +285,12 @@ class NodeRegistry:
         """Check that the server's model is built like the clients'; a ModelError if it is not."""
         if self._common is not None and layout != self._common.layout:
             raise ModelError(
-                "the server's model is not built like the clients': its tensors have other names, shapes or types, "
-                "other ones are personal, or its frozen parameters, which are not sent, have other values (as buffers "
-                "that training does not change count as frozen); give server_app and client_app the same model and the "
-                "same personal part (that of fedper is 'head'), with frozen parameters and buffers from a file or a "
-                "seed of their own"
+                "the server's model is not built like the clients': its tensors have other names, "
+                "shapes or types, other ones are personal, or its frozen parameters, which are "
+                "not sent, have other values (as buffers that training does not change count as "
+                "frozen); give server_app and client_app the same model and the same personal "
+                "part (that of fedper is 'head'), with frozen parameters and buffers from a file "
+                "or a seed of their own"
             )
 
     def check_task(self, task: str) -> None:
@@ -265,7 +298,8 @@ class NodeRegistry:
         theirs = task if self._common is None else self._common.task or task
         if clean(task) != theirs:
             raise ConfigError(
-                f"the server's task is {task!r}, and the clients' is {theirs!r}; give federate and client_app the same"
+                f"the server's task is {task!r}, and the clients' is {theirs!r}; give federate and "
+                "client_app the same"
             )
 
     def node(self, client: int) -> int | None:
@@ -283,17 +317,21 @@ class NodeRegistry:
 
     def wait(self, count: int, seconds: float) -> None:
         """Wait until so many clients are connected; if that takes too long, an UpdateError says which were refused."""
-        end, logged, late = self._exchange.clock() + seconds, -1, False
+        end = self._exchange.clock() + seconds
+        logged = -1
+        late = False
         while True:
             self.update(1 if late else count)
             here = len(self.connected)
             if here >= count:
                 return
             if late:
-                refused = "".join(f"; node {node} was refused: {no.why}" for node, no in self._refused.items())
+                refused = "".join(
+                    f"; node {node} was refused: {no.why}" for node, no in self._refused.items()
+                )
                 raise UpdateError(
-                    f"{here} of {count} clients connected within {seconds:g} s; start more SuperNodes, or lower "
-                    f"network.clients{refused}"
+                    f"{here} of {count} clients connected within {seconds:g} s; start more "
+                    f"SuperNodes, or lower network.clients{refused}"
                 )
             if (coming := here + len(self._waiting) + len(self._proposals)) != logged:
                 _log.info("%d of %d clients are connected", coming, count)
@@ -330,14 +368,19 @@ class NodeRegistry:
     def _agree(self) -> None:
         """Let the clients agree on a schema; they register with it at the next request.
 
-        Clients whose data has no named columns are requested to register again, and refuse then. If most are such, the
-        others are refused.
+        Clients whose data has no named columns are requested to register again, and refuse then. If
+        most are such, the others are refused.
         """
-        numbered = sorted(self._proposals.items(), key=lambda item: (item[1].number is None, item[1].number, item[0]))
+        numbered = sorted(
+            self._proposals.items(),
+            key=lambda item: (item[1].number is None, item[1].number, item[0]),
+        )
         self._proposals = {}
         if len(self._waiting) > len(numbered):
             for node, _ in numbered:
-                self._refuse(node, "its data has named columns or texts, and the other clients' data has not")
+                self._refuse(
+                    node, "its data has named columns or texts, and the other clients' data has not"
+                )
             return
         agreement = agree({node: one.proposal for node, one in numbered})
         self._take_schema(agreement.schema)
@@ -369,7 +412,9 @@ class NodeRegistry:
         """See which clients are connected, or back; newcomers wait for :meth:`update`, as a round may be going on."""
         self._refreshed = self._exchange.clock()
         nodes = set(self._exchange.grid.get_node_ids())
-        self._connected = (nodes & {one.node for one in self._registered.values()}) - self._unverified
+        self._connected = (
+            nodes & {one.node for one in self._registered.values()}
+        ) - self._unverified
         self._refused = {node: refusal for node, refusal in self._refused.items() if node in nodes}
         self._waiting = [one for one in self._waiting if one.client.node in nodes]
         self._proposals = {node: one for node, one in self._proposals.items() if node in nodes}
@@ -394,10 +439,12 @@ class NodeRegistry:
             return
         number, proposal = read_proposal(answer)
         if self.agreed is not None:
-            return  # it was requested before clients agreed, and is requested again with the agreed schema
+            # it was requested before clients agreed, and is requested again with the agreed schema
+            return
         if self.settled:
             raise UpdateError(
-                "its data has named columns or texts, and the clients of this run have agreed on no schema"
+                "its data has named columns or texts, and the clients of this run have agreed on "
+                "no schema"
             )
         self._proposals[node] = _NodeProposal(number, proposal)
 
@@ -405,11 +452,19 @@ class NodeRegistry:
         """Return what has changed since the last call."""
         here = set(self.connected)
         back = (here - self._connected_before) & self._registered_before
-        postponed = frozenset(one.client.node for one in self._waiting) if self.settled else frozenset[int]()
+        postponed = (
+            frozenset(one.client.node for one in self._waiting)
+            if self.settled
+            else frozenset[int]()
+        )
         told = sorted(postponed) if postponed != self._postponed else []
         self._postponed = postponed
-        changes = Changes(sorted(self._connected_before - here), sorted(back), self._new_refusals, told)
-        self._connected_before, self._registered_before, self._new_refusals = here, set(self._registered), {}
+        changes = Changes(
+            sorted(self._connected_before - here), sorted(back), self._new_refusals, told
+        )
+        self._connected_before = here
+        self._registered_before = set(self._registered)
+        self._new_refusals = {}
         return changes
 
     def save(self, folder: Path) -> None:
@@ -432,28 +487,37 @@ class NodeRegistry:
             return
         if self._declared is not None and self._declared != saved.agreed:
             stored = saved.agreed or DataSchema()
-            found = show_some(stored.differences(self._declared, here="the run", there="the declared schema"))
+            found = show_some(
+                stored.differences(self._declared, here="the run", there="the declared schema")
+            )
             raise RunError(
-                f"the clients of the run in {folder} have agreed on another schema: {found}; declare the same, or name "
-                "another run folder"
+                f"the clients of the run in {folder} have agreed on another schema: {found}; "
+                "declare the same, or name another run folder"
             )
         self._take_schema(saved.agreed)
         self._settle(saved.common)
-        self.run, self.statistics = saved.run or self.run, saved.statistics
+        self.run = saved.run or self.run
+        self.statistics = saved.statistics
         for client, one in saved.clients.items():
             self._add(client, one)
-        self._round = max(2, *(one.since for one in saved.clients.values()))  # it has begun, so newcomers are limited
-        self._connected_before, self._registered_before = set(saved.connected), set(saved.clients)
+        # it has begun, so newcomers are limited
+        self._round = max(2, *(one.since for one in saved.clients.values()))
+        self._connected_before = set(saved.connected)
+        self._registered_before = set(saved.clients)
         self._unverified = {one.node for one in saved.clients.values() if not one.lasts}
 
     def _request_registrations(self, nodes: set[int]) -> None:
         """Ask those of the nodes to register that have not, and for which nothing is pending."""
         now = self._exchange.clock()
-        self._pending = {message: request for message, request in self._pending.items() if request.node in nodes}
+        self._pending = {
+            message: request for message, request in self._pending.items() if request.node in nodes
+        }
         busy = self._connected | {request.node for request in self._pending.values()}
         busy |= {one.client.node for one in self._waiting} | self._proposals.keys()
         busy |= {node for node, refusal in self._refused.items() if now - refusal.at < RETRY_AFTER}
-        requests = dict.fromkeys(sorted(nodes - busy), wire.record({"what": "hello", **self._agreed_values}))
+        requests = dict.fromkeys(
+            sorted(nodes - busy), wire.record({"what": "hello", **self._agreed_values})
+        )
         pending, _ = self._exchange.send(requests, MessageType.QUERY, "hello", REGISTRATION_SECONDS)
         self._pending |= pending
 
@@ -466,15 +530,20 @@ class NodeRegistry:
         registrations = [self._admission.numbered(one, self._registered) for one in some]
         registrations.sort(key=lambda one: (one.number is None, one.number, one.client.node))
         for one in registrations:
-            client, node = one.number, one.client.node
+            client = one.number
+            node = one.client.node
             if client is None:
                 client = max(self._registered, default=-1) + 1
-            if why := self._admission.objection(one, client, common, self._registered, self._connected):
+            if why := self._admission.objection(
+                one, client, common, self._registered, self._connected
+            ):
                 self._refuse(node, why)
             else:
                 self._refused.pop(node, None)
                 self._unverified.discard(node)
-                joined_in = self._registered[client].since if client in self._registered else self._joins_in
+                joined_in = (
+                    self._registered[client].since if client in self._registered else self._joins_in
+                )
                 self._add(client, replace(one.client, since=joined_in))
                 self._connected.add(node)
         self._waiting = [one for one in self._waiting if one not in some]
@@ -501,4 +570,6 @@ class NodeRegistry:
         self._clients.sizes = {c: one.size for c, one in self._registered.items()}
         # One mapping that grows: the oracle is made of it, and looks newcomers up there.
         self._truth |= {} if one.true_cluster is None else {client: one.true_cluster}
-        self._clients.true_clusters = self._truth if self._truth.keys() == self._registered.keys() else None
+        self._clients.true_clusters = (
+            self._truth if self._truth.keys() == self._registered.keys() else None
+        )

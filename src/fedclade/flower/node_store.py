@@ -19,33 +19,50 @@ from fedclade.training import ClientStore
 
 # What is lost of a client's updates when they are encoded, and added to its next ones.
 
-MOST_RESIDUALS = 16  # kinds of answers of which a client keeps what encoding lost; no algorithm queries as many
+# kinds of answers of which a client keeps what encoding lost; no algorithm queries as many
+MOST_RESIDUALS = 16
 
 
 class Residuals:
     """Encodes a client's updates together with what the encoding lost of earlier ones; a folder makes that last.
 
-    ``mechanism`` describes the differential privacy of the updates; it is empty for updates without noise.
+    ``mechanism`` describes the differential privacy of the updates; it is empty for updates without
+    noise.
     """
 
-    def __init__(self, folder: Path | None, encoding: str, layout: Layout, mechanism: str = "") -> None:
-        self._folder, self.encoding, self._mechanism = folder, encoding, mechanism
+    def __init__(
+        self, folder: Path | None, encoding: str, layout: Layout, mechanism: str = ""
+    ) -> None:
+        self._folder = folder
+        self.encoding = encoding
+        self._mechanism = mechanism
         self._sizes = layout.size, layout.n_parameters
         self._kept: dict[str, ErrorFeedback] = {}
 
     def encoded(self, update: Tensor, kind: str, sizes: tuple[int, int] | None = None) -> Array:
         """Return an update of a kind of answer as it travels; ``sizes`` are its S and D, if not those of one model."""
-        exact, sizes = self.encoding == "float32", sizes or self._sizes
-        data = encode(update, "float32", len(update)) if exact else self._with_feedback(update, kind, sizes)
+        exact = self.encoding == "float32"
+        sizes = sizes or self._sizes
+        data = (
+            encode(update, "float32", len(update))
+            if exact
+            else self._with_feedback(update, kind, sizes)
+        )
         return wire.raw(data, self.encoding, len(update))
 
     def _with_feedback(self, update: Tensor, kind: str, sizes: tuple[int, int]) -> bytes:
-        # A residual of updates without noise must never be added to a private update, whose noise it
-        # would bypass: each mechanism has residuals of its own. The server chooses ``kind``, and it
-        # must not name a file: hence the digest.
-        name = wire.digest(f"{self._mechanism} {kind}".encode() if self._mechanism else kind.encode())
+        # A residual of updates without noise must never be added to a private update, whose noise
+        # it would bypass: each mechanism has residuals of its own. The server chooses ``kind``, and
+        # it must not name a file: hence the digest.
+        name = wire.digest(
+            f"{self._mechanism} {kind}".encode() if self._mechanism else kind.encode()
+        )
         path = None if self._folder is None else self._folder / f"residual-{name}.safetensors"
-        kept = self._kept if self._folder is None else list(self._folder.glob("residual-*.safetensors"))
+        kept = (
+            self._kept
+            if self._folder is None
+            else list(self._folder.glob("residual-*.safetensors"))
+        )
         new = name not in self._kept if path is None else not path.exists()
         if new and len(kept) >= MOST_RESIDUALS:
             return encode(update, self.encoding, sizes[1])
@@ -79,12 +96,14 @@ def uses_kept(kind: str, content: Content, personal: bool) -> bool:
 class NodeStore:
     """Brings a client's store to a file in its folder, or else to Flower's state, and back.
 
-    It is of one run, named by its server: another run begins with nothing. A file that is damaged is not replaced.
+    It is of one run, named by its server: another run begins with nothing. A file that is damaged
+    is not replaced.
     """
 
     def __init__(self, folder: Path | None) -> None:
         self._path = None if folder is None else folder / FILE
-        self._store, self._run = ClientStore(), ""
+        self._store = ClientStore()
+        self._run = ""
 
     def open(self, store: ClientStore, run: str, state: RecordDict | None = None) -> None:
         """Bring what was kept for a run into a store; a CheckpointError if it is damaged."""
@@ -95,18 +114,25 @@ class NodeStore:
         if data is None:
             return
         try:
-            kept = {name.partition("/")[2]: t for name, t in load(data).items() if name.partition("/")[0] == run}
+            kept = {
+                name.partition("/")[2]: t
+                for name, t in load(data).items()
+                if name.partition("/")[0] == run
+            }
             self._store.load(kept)
         except (SafetensorError, ValueError) as error:
             where = self._path or "Flower's state of this client"
             raise CheckpointError(
-                f"{where}, which has the client's own parameters, is damaged ({error}); restore it from a backup, or "
-                "remove it to begin anew"
+                f"{where}, which has the client's own parameters, is damaged ({error}); restore it "
+                "from a backup, or remove it to begin anew"
             ) from error
 
     def close(self, state: RecordDict | None = None) -> None:
         """Keep what is in the store, before the answer that goes with it leaves."""
-        tensors = {f"{self._run}/{name}": t.cpu().contiguous() for name, t in self._store.tensors(before=True).items()}
+        tensors = {
+            f"{self._run}/{name}": t.cpu().contiguous()
+            for name, t in self._store.tensors(before=True).items()
+        }
         if not tensors:
             return
         data = save({name: tensor.clone() for name, tensor in tensors.items()})

@@ -42,7 +42,8 @@ class Usage:
 
     releases: int = 0  # updates, gradients, subspaces and descriptors, each replicate by itself
     partings: int = 0  # equations from sums over parts of the data, as SplitLog counts them
-    evaluations: int = 0  # scored models, bits of choices of one, models trained for the client itself, words on shifts
+    # scored models, bits of choices of one, models trained for the client itself, words on shifts
+    evaluations: int = 0
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(**{name: value + getattr(other, name) for name, value in asdict(self).items()})
@@ -62,7 +63,9 @@ class UsageLog:
         """Return the usage so far; a PolicyError if the file is damaged."""
         return self._record.read(state)
 
-    def book(self, cost: Usage, check: Callable[[Usage], object], state: RecordDict | None = None) -> None:
+    def book(
+        self, cost: Usage, check: Callable[[Usage], object], state: RecordDict | None = None
+    ) -> None:
         """Count a query that was accepted; if that fails, or ``check`` refuses the sum, there must be no reply."""
         with self._record.alone():  # another process may have answered meanwhile
             usage = self.usage(state) + cost
@@ -116,10 +119,13 @@ _KIND = RecordKind(
 QUERIES = allowable()
 """Kinds of queries that are about a client's data, and need its permission."""
 
-CLEAR_SHARE = 2  # parameters for each direction in which signs may leave unmasked beside an update: see :class:`Policy`
+# parameters for each direction in which signs may leave unmasked beside an update: see
+# :class:`Policy`
+CLEAR_SHARE = 2
 EXAMPLES_AN_EQUATION = 8  # training examples for each equation: see :class:`Policy`
 MOST_EQUATIONS = 64  # unless max_partings says otherwise: checking them all takes time
-LARGEST_SHARE = 0.25  # of one example in a combination of sums, in squared weights: see :class:`Policy`
+# of one example in a combination of sums, in squared weights: see :class:`Policy`
+LARGEST_SHARE = 0.25
 
 MOST_SCORES = 50_000
 """Models that a client scores in all, unless its policy says so."""
@@ -179,47 +185,61 @@ class NotDisclosedError(PolicyError):
 class Policy:
     """What one client allows. It belongs to the client: no run can change it.
 
-    The defaults let every algorithm run with its own defaults, but for those that query gradients (CFL with
-    ``similarity = "gradients"``, IFCA with ``average = "gradients"``), subspaces (PACFL), shifts (FlexCFL) and
-    descriptors (FLUX).
+    The defaults let every algorithm run with its own defaults, but for those that query gradients
+    (CFL with ``similarity = "gradients"``, IFCA with ``average = "gradients"``), subspaces (PACFL),
+    shifts (FlexCFL) and descriptors (FLUX).
 
-    A server that queries replicates gets sums over parts of the data, and knows which examples are in which part. With
-    as many independent sums as there are examples it could solve for every single one. So ``max_partings`` limits the
-    number of equations, and no combination of all sums may have one example with more than a quarter of the squared
-    weights (:data:`LARGEST_SHARE`, or 2/``min_part`` if that is more). Parts that were used before add no equation; see
+    A server that queries replicates gets sums over parts of the data, and knows which examples are
+    in which part. With as many independent sums as there are examples it could solve for every
+    single one. So ``max_partings`` limits the number of equations, and no combination of all sums
+    may have one example with more than a quarter of the squared weights (:data:`LARGEST_SHARE`, or
+    2/``min_part`` if that is more). Parts that were used before add no equation; see
     :mod:`fedclade.flower.data_splits`.
 
-    A client with ``secure_aggregation`` or a privacy budget is closed: beside masked or noisy updates
-    only what ``disclose`` names leaves it.
+    A client with ``secure_aggregation`` or a privacy budget is closed: beside masked or noisy
+    updates only what ``disclose`` names leaves it.
 
     A value out of range is a ConfigError, with a line for each.
     """
 
-    allow: tuple[str, ...] = ("train", "evaluate", "statistics")  # kinds of queries that are answered, of QUERIES
-    imports: tuple[str, ...] = ()  # what a run may name by ``module:name``, and the client then imports
+    # kinds of queries that are answered, of QUERIES
+    allow: tuple[str, ...] = ("train", "evaluate", "statistics")
+    # what a run may name by ``module:name``, and the client then imports
+    imports: tuple[str, ...] = ()
     max_epochs: int = 100  # of local training
     max_steps: int = 50_000  # of local training, all replicates or models of a mixture together
     max_models: int = 64  # that one query asks to be scored or drawn, or that are one mixture
     max_replicates: int = 8  # that one query asks for
     min_part: int = 10  # fewest training examples that a replicate or a sum may be made from
-    max_partings: int | None = None  # equations in all; None: one to EXAMPLES_AN_EQUATION examples, MOST_EQUATIONS
+    # equations in all; None: one to EXAMPLES_AN_EQUATION examples, MOST_EQUATIONS
+    max_partings: int | None = None
     max_vectors: int = 5  # of a subspace
     max_components: int = 100  # of a descriptor
     max_releases: int = 5_000  # updates that leave, in all
-    max_evaluations: int | None = None  # models that are scored, or trained for the client itself, in all
+    # models that are scored, or trained for the client itself, in all
+    max_evaluations: int | None = None
     secure_aggregation: bool = False  # whether updates leave under masks alone, for a sum
-    max_colluders: int = 1  # clients of a sum that may collude with the server, without learning more than the sum
+    # clients of a sum that may collude with the server, without learning more than the sum
+    max_colluders: int = 1
     min_honest: int = 3  # fewest other clients of a sum, and this one, that do not
-    trust_server_keys: bool = False  # whether others' keys may come from the server: no guarantee if it lies
-    share_schema: bool | None = None  # whether categories, labels and words leave; None: without differential privacy
-    disclose: tuple[str, ...] = ()  # what may leave in clear all the same, of ``disclosures()``, if it is closed
-    max_clear: int | None = None  # directions whose signs leave beside masked updates; None: D / CLEAR_SHARE, or 0
+    # whether others' keys may come from the server: no guarantee if it lies
+    trust_server_keys: bool = False
+    # whether categories, labels and words leave; None: without differential privacy
+    share_schema: bool | None = None
+    # what may leave in clear all the same, of ``disclosures()``, if it is closed
+    disclose: tuple[str, ...] = ()
+    # directions whose signs leave beside masked updates; None: D / CLEAR_SHARE, or 0
+    max_clear: int | None = None
     max_sketches: int = 1_000  # sketches of masked updates, and of parts of them, in all
-    scores_epsilon: float | None = None  # what all scores may cost; None: SCORES_SHARE of its budget
+    # what all scores may cost; None: SCORES_SHARE of its budget
+    scores_epsilon: float | None = None
 
     def __post_init__(self) -> None:
         load_installed(self.allow)
-        known = {"question in allow:": (self.allow, allowable()), "name in disclose:": (self.disclose, disclosures())}
+        known = {
+            "question in allow:": (self.allow, allowable()),
+            "name in disclose:": (self.disclose, disclosures()),
+        }
         problems = [
             unknown(what, name, possible)
             for what, (names, possible) in known.items()
@@ -229,11 +249,18 @@ class Policy:
         if problems:
             raise ConfigError("\n".join(problems))
         texts = {*_NAMES, *(name.replace("-", "_") for name in (*_FLAGS, *_NUMBERS))}
-        limits = {name: value for name, value in asdict(self).items() if name not in texts and value is not None}
+        limits = {
+            name: value
+            for name, value in asdict(self).items()
+            if name not in texts and value is not None
+        }
         lowest = {name: _LOWEST.get(name, 0 if name in _IN_ALL else 1) for name in limits}
         epsilon = self.scores_epsilon
         require(
-            *((_key(n), value, value >= lowest[n], f"at least {lowest[n]}") for n, value in limits.items()),
+            *(
+                (_key(n), value, value >= lowest[n], f"at least {lowest[n]}")
+                for n, value in limits.items()
+            ),
             ("scores-epsilon", epsilon, epsilon is None or epsilon > 0, "greater than 0"),
         )
 
@@ -241,8 +268,8 @@ class Policy:
     def of(cls, node_config: Mapping[str, Any]) -> Policy:
         """Return what a node's config allows: the keys are those of this class, with ``-`` for ``_``.
 
-        A misspelt limit must not be ignored: an unknown key that begins with ``max-`` or ``min-`` is a ConfigError, and
-        so is a value of a wrong type.
+        A misspelt limit must not be ignored: an unknown key that begins with ``max-`` or ``min-``
+        is a ConfigError, and so is a value of a wrong type.
         """
         names = {_key(field.name): field.name for field in fields(cls)}
         given: dict[str, Any] = {}
@@ -252,10 +279,16 @@ class Policy:
                 if isinstance(value, str):
                     given[key] = tuple(value.replace(",", " ").split())
                 else:
-                    problems.append(f"{key} in the node config should be {_NAMES[key]}, got {shown(value)}")
+                    problems.append(
+                        f"{key} in the node config should be {_NAMES[key]}, got {shown(value)}"
+                    )
             elif key in _NUMBERS and type(value) in (int, float):
                 given[names[key]] = float(value)
-            elif key in names and key not in _NUMBERS and type(value) is (bool if key in _FLAGS else int):
+            elif (
+                key in names
+                and key not in _NUMBERS
+                and type(value) is (bool if key in _FLAGS else int)
+            ):
                 given[names[key]] = value
             elif key in names:
                 kind = "a number" if key in _NUMBERS else "a whole number"
@@ -263,11 +296,17 @@ class Policy:
                 problems.append(f"{key} in the node config should be {kind}, got {shown(value)}")
             elif key == "min-group":
                 problems.append(
-                    "min-group in the node config is gone: a sum is of at least max-colluders + min-honest clients; "
-                    "set these"
+                    "min-group in the node config is gone: a sum is of at least max-colluders + "
+                    "min-honest clients; set these"
                 )
             elif key.startswith(("max-", "min-")):
-                problems.append(unknown("limit in the node config:", key, names.keys() - {*_NAMES, *_FLAGS, *_NUMBERS}))
+                problems.append(
+                    unknown(
+                        "limit in the node config:",
+                        key,
+                        names.keys() - {*_NAMES, *_FLAGS, *_NUMBERS},
+                    )
+                )
         if problems:
             raise ConfigError("\n".join(problems))
         return cls(**given)
@@ -284,14 +323,19 @@ class Policy:
 
     def discloses_scores(self, *, private: bool) -> bool:
         """Whether the client answers with scores on held-out data."""
-        return "evaluate" in self.allow and (not self.is_closed(private=private) or "scores" in self.disclose)
+        return "evaluate" in self.allow and (
+            not self.is_closed(private=private) or "scores" in self.disclose
+        )
 
     def check_kind(self, kind: str) -> None:
         """Check that a kind of query is answered; a PolicyError, as of all these checks, says how to allow it."""
         name = KINDS[kind].allowed_as
         if name and name not in self.allow:
             allowed = " ".join([*self.allow, name])
-            raise PolicyError(f'{FORBIDS} the question {name!r}; to allow it, set allow="{allowed}" in its node config')
+            raise PolicyError(
+                f'{FORBIDS} the question {name!r}; to allow it, set allow="{allowed}" in its node '
+                "config"
+            )
 
     def check_declared(self, kind: str, *, private: bool) -> None:
         """Check that the class of a query declares what it discloses, if the client is closed."""
@@ -307,7 +351,9 @@ class Policy:
         """Check that something may leave the client in clear; ``what`` describes the question for it."""
         if not self.is_closed(private=private) or name in (*ALWAYS, *self.disclose):
             return
-        because = "a client with a privacy budget" if private else "a client with secure-aggregation"
+        because = (
+            "a client with a privacy budget" if private else "a client with secure-aggregation"
+        )
         named = " ".join([*self.disclose, name])
         raise NotDisclosedError(
             f"{FORBIDS} {what}: {because} discloses only what its policy names; to allow it, set "
@@ -328,23 +374,25 @@ class Policy:
             return
         if not has_peers:
             raise ConfigError(
-                "secure-aggregation=true in the node config needs a peers-file, a list of the other clients' keys from "
-                "elsewhere than from the server, which could otherwise play them all; or set trust-server-keys=true, "
-                "which protects from no server that lies"
+                "secure-aggregation=true in the node config needs a peers-file, a list of the "
+                "other clients' keys from elsewhere than from the server, which could otherwise "
+                "play them all; or set trust-server-keys=true, which protects from no server that "
+                "lies"
             )
         if not has_folder:
             raise ConfigError(
-                "secure-aggregation=true in the node config needs a folder: a server may put two questions of a sum at "
-                "once, and only there can the client note that it has answered one; set folder in the node config"
+                "secure-aggregation=true in the node config needs a folder: a server may put two "
+                "questions of a sum at once, and only there can the client note that it has "
+                "answered one; set folder in the node config"
             )
 
     def check_colluders(self, colluders: int) -> None:
         """Check with how many colluding clients a sum is to cope."""
         if colluders < self.max_colluders:
             raise PolicyError(
-                f"this client takes part in sums that cope with {self.max_colluders} colluding clients (max-colluders "
-                f"in its node config), and is asked for one that copes with {colluders}; set "
-                f"network.secure_colluders = {self.max_colluders}"
+                f"this client takes part in sums that cope with {self.max_colluders} colluding "
+                "clients (max-colluders in its node config), and is asked for one that copes with "
+                f"{colluders}; set network.secure_colluders = {self.max_colluders}"
             )
 
     def check_group(self, clients: int, colluders: int) -> None:
@@ -352,8 +400,8 @@ class Policy:
         least = colluders + self.min_honest
         if clients < least:
             raise PolicyError(
-                f"this client takes part in sums of at least {least} clients (min-honest in its node config, and "
-                f"{colluders} that may collude), and is asked for one of {clients}"
+                f"this client takes part in sums of at least {least} clients (min-honest in its "
+                f"node config, and {colluders} that may collude), and is asked for one of {clients}"
             )
 
     def check_clear(self, count: int, n_parameters: int) -> None:
@@ -363,8 +411,8 @@ class Policy:
         most = self.most_clear(n_parameters)
         if count > most:
             raise PolicyError(
-                f"{FORBIDS} to send {count} numbers unmasked beside an update of {n_parameters} parameters, at most "
-                f"{most} (max-clear in its node config)"
+                f"{FORBIDS} to send {count} numbers unmasked beside an update of {n_parameters} "
+                f"parameters, at most {most} (max-clear in its node config)"
             )
 
     def most_clear(self, n_parameters: int) -> int:
@@ -378,8 +426,9 @@ class Policy:
         most = self.most_clear(n_parameters)
         if directions > most:
             raise PolicyError(
-                f"{FORBIDS} sketches by another projection: with it signs of updates in {directions} directions would "
-                f"have left, at most {most} (max-clear in its node config)"
+                f"{FORBIDS} sketches by another projection: with it signs of updates in "
+                f"{directions} directions would have left, at most {most} (max-clear in its node "
+                "config)"
             )
         self._check("sketches in all", sketches, "max_sketches")
 
@@ -395,39 +444,50 @@ class Policy:
     ) -> None:
         """Check the local training of a client with so many training examples; see :class:`~fedclade.core.Round`.
 
-        All steps count so many ``times``: as often as a local rule takes gradients, for each model of a mixture. Steps
-        may take few examples only if no update ``leaves`` the client, now or later.
+        All steps count so many ``times``: as often as a local rule takes gradients, for each model
+        of a mixture. Steps may take few examples only if no update ``leaves`` the client, now or
+        later.
         """
-        parts = [len(range(part, examples, replicates)) for part in range(min(replicates, examples))]
+        parts = [
+            len(range(part, examples, replicates)) for part in range(min(replicates, examples))
+        ]
         own = spec.in_epochs(max(1, personal_epochs))
         before = sum(map(own.steps_with, parts)) if personal_epochs else 0
         self._check("replicates", replicates, "max_replicates")
         if replicates > 1 and examples // replicates < self.min_part:
             raise PolicyError(
-                f"{FORBIDS} {replicates} replicates from {examples} training examples, since each must be made from at "
-                f"least {self.min_part} (min-part in its node config)"
+                f"{FORBIDS} {replicates} replicates from {examples} training examples, since each "
+                f"must be made from at least {self.min_part} (min-part in its node config)"
             )
         seen = min(min(part, spec.passed(part)) for part in parts)
         if leaves and seen < min(self.min_part, *parts):
             raise PolicyError(
-                f"{FORBIDS} an update from {seen} training examples, since its steps must take at least "
-                f"{self.min_part} (min-part in its node config)"
+                f"{FORBIDS} an update from {seen} training examples, since its steps must take at "
+                f"least {self.min_part} (min-part in its node config)"
             )
         self._check("epochs", max(map(spec.epochs_with, parts)) + personal_epochs, "max_epochs")
         self._check("steps", times * (sum(map(spec.steps_with, parts)) + before), "max_steps")
 
     def check_retention(
-        self, spec: LocalTraining, round_number: int, examples: int, last_batch: int, *, rule: LocalRule | None = None
+        self,
+        spec: LocalTraining,
+        round_number: int,
+        examples: int,
+        last_batch: int,
+        *,
+        rule: LocalRule | None = None,
     ) -> None:
         """Check that late steps leave enough of earlier ones in an update that is made from some examples.
 
-        A step of size η adds the gradient of its batch to a model of which weight decay and the proximal term keep a
-        share of 1 − η(weight_decay + μ). With a share of 0 an update is the gradient of the last batch, however many
-        examples have passed before. So the examples of each batch count by the squared weight of its step in the
-        update, relative to the largest; the last batch may be smaller than others.
+        A step of size η adds the gradient of its batch to a model of which weight decay and the
+        proximal term keep a share of 1 − η(weight_decay + μ). With a share of 0 an update is the
+        gradient of the last batch, however many examples have passed before. So the examples of
+        each batch count by the squared weight of its step in the update, relative to the largest;
+        the last batch may be smaller than others.
 
-        Where an optimizer divides gradients by their size, the server can choose a model at which that is anything. So
-        with weight decay or a proximal term the last batch alone counts, unless the decay is decoupled from gradients.
+        Where an optimizer divides gradients by their size, the server can choose a model at which
+        that is anything. So with weight decay or a proximal term the last batch alone counts,
+        unless the decay is decoupled from gradients.
         """
         steps = spec.steps_with(examples)
         if steps == 1:
@@ -441,14 +501,17 @@ class Policy:
             return
         else:
             squares = _squared_weights(decay, spec.momentum or 0.0, steps)
-        counted = (squares[0] * last_batch + sum(squares[1:]) * min(spec.batch_size, examples)) / max(squares)
+        counted = (
+            squares[0] * last_batch + sum(squares[1:]) * min(spec.batch_size, examples)
+        ) / max(squares)
         least = min(self.min_part, examples)
         if counted < NEARLY * least:
             raise PolicyError(
-                f"{FORBIDS} steps that undo those before them, since an update would be made from about {counted:.2g} "
-                f"training examples, and must be from at least {least} (min-part in its node config); lower "
-                "local.weight_decay, local.mu or the optimizer's own decay in local.options, take the optimizer sgd or "
-                "adamw, or raise local.batch_size or local.smallest_batch"
+                f"{FORBIDS} steps that undo those before them, since an update would be made from "
+                f"about {counted:.2g} training examples, and must be from at least {least} "
+                "(min-part in its node config); lower local.weight_decay, local.mu or the "
+                "optimizer's own decay in local.options, take the optimizer sgd or adamw, or "
+                "raise local.batch_size or local.smallest_batch"
             )
 
     def check_share(self, share: float, besides: float = 0.0) -> None:
@@ -459,16 +522,17 @@ class Policy:
         most = max(LARGEST_SHARE, 2 / self.min_part) + besides
         if share > most:
             raise PolicyError(
-                f"{FORBIDS} a split of its examples by which one example has a share of {share:.2f} in a combination "
-                f"of sums, at most {most:.2f} (min-part in its node config)"
+                f"{FORBIDS} a split of its examples by which one example has a share of "
+                f"{share:.2f} in a combination of sums, at most {most:.2f} (min-part in its node "
+                "config)"
             )
 
     def check_sum(self, examples: int, what: str = "sums") -> None:
         """Check that a client has enough training examples for sums of them, or the like."""
         if examples < self.min_part:
             raise PolicyError(
-                f"{FORBIDS} {what} of {examples} training examples, of which there must be at least {self.min_part} "
-                "(min-part in its node config)"
+                f"{FORBIDS} {what} of {examples} training examples, of which there must be at "
+                f"least {self.min_part} (min-part in its node config)"
             )
 
     def check_models(self, count: int) -> None:
@@ -486,17 +550,24 @@ class Policy:
         """Check what a client with so many training examples would have answered in all, this answer included."""
         allowed = replace(self, max_evaluations=self.most_scores(private=private))
         if self.max_partings is None:
-            allowed = replace(allowed, max_partings=min(examples // EXAMPLES_AN_EQUATION, MOST_EQUATIONS))
+            allowed = replace(
+                allowed, max_partings=min(examples // EXAMPLES_AN_EQUATION, MOST_EQUATIONS)
+            )
         for limit, what in _IN_ALL.items():
             allowed._check(what, getattr(after, limit.removeprefix("max_")), limit)
 
     def _check(self, what: str, value: int, limit: str) -> None:
         most = getattr(self, limit)
         if value > most:
-            raise PolicyError(f"{FORBIDS} {shown(value)} {what}, at most {most} ({_key(limit)} in its node config)")
+            raise PolicyError(
+                f"{FORBIDS} {shown(value)} {what}, at most {most} ({_key(limit)} in its node "
+                "config)"
+            )
 
 
-def check_allowed(kind: str, ids: Sequence[int], left_out: Mapping[int, str], connected: int) -> None:
+def check_allowed(
+    kind: str, ids: Sequence[int], left_out: Mapping[int, str], connected: int
+) -> None:
     """End a run whose queries clients do not allow, given why they are left out: to put them again changes nothing.
 
     Most of those that are connected must have said so, or a few could end the run.
@@ -504,7 +575,8 @@ def check_allowed(kind: str, ids: Sequence[int], left_out: Mapping[int, str], co
     forbidding = [client for client in ids if left_out.get(client, "").startswith(FORBIDS)]
     if len(forbidding) == len(ids) and 2 * len(ids) > connected:
         raise UpdateError(
-            f"none of {len(ids)} clients answers the question {kind!r}; client {ids[0]} says: {left_out[ids[0]]}"
+            f"none of {len(ids)} clients answers the question {kind!r}; client {ids[0]} says: "
+            f"{left_out[ids[0]]}"
         )
 
 
@@ -516,7 +588,11 @@ def _may_keep_last_alone(spec: LocalTraining) -> bool:
     if name == "sgd":
         return False
     defaults = inspect.signature(optimizer_class(name)).parameters
-    if any(spec.options[option] != defaults[option].default for option in _FLOORS if option in spec.options):
+    if any(
+        spec.options[option] != defaults[option].default
+        for option in _FLOORS
+        if option in spec.options
+    ):
         return True
     is_decoupled = name in _DECOUPLED or bool(spec.options.get("decoupled_weight_decay"))
     return spec.mu > 0 or ((spec.weight_decay or 0.0) > 0 and not is_decoupled)
@@ -525,7 +601,8 @@ def _may_keep_last_alone(spec: LocalTraining) -> bool:
 def _decay_of(spec: LocalTraining, round_number: int, rule: LocalRule | None) -> float:
     """Return by what share of a model a step takes it back."""
     decay = (spec.weight_decay or 0.0) + spec.mu
-    if isinstance(rule, MetaLearning):  # the gradient is that after a step, which has weight decay, too
+    # the gradient is that after a step, which has weight decay, too
+    if isinstance(rule, MetaLearning):
         decay *= (1 - rule.alpha * decay) ** (2 if rule.hessian else 1)
     return spec.lr_at(round_number) * decay
 
@@ -535,15 +612,19 @@ def squared_weights_of_envelope(
 ) -> list[float]:
     """Return the squared weights of the gradients of some steps of pFedMe in the final model, the last step's first.
 
-    With the weight decay κ, K times θ ← θ − η_θ(g + κθ + λ(θ − w)), and then w ← w − ηv with v ← βv + λ(w − θ). What
-    the final w has of each of the three is followed from the last step to the first.
+    With the weight decay κ, K times θ ← θ − η_θ(g + κθ + λ(θ − w)), and then w ← w − ηv with v ← βv
+    + λ(w − θ). What the final w has of each of the three is followed from the last step to the
+    first.
     """
-    lr, momentum = spec.lr_at(round_number), spec.momentum or 0.0
+    lr = spec.lr_at(round_number)
+    momentum = spec.momentum or 0.0
     pull = rule.lr * rule.lam
     kept = 1 - pull - rule.lr * (spec.weight_decay or 0.0)
     if lr * rule.lam >= LARGEST_PULL or abs(kept) >= 1:
         return [1.0]
-    of_w, of_theta, of_velocity = 1.0, 0.0, 0.0
+    of_w = 1.0
+    of_theta = 0.0
+    of_velocity = 0.0
     squares: list[float] = []
     for _ in range(min(steps, MOST_STEPS_WEIGHED)):
         of_next = of_velocity - lr * of_w
@@ -564,9 +645,11 @@ def squared_weights_of_envelope(
 def _squared_weights(decay: float, momentum: float, steps: int) -> list[float]:
     """Return the squared weights of the gradients of some steps of SGD in the final model, the last step's first.
 
-    ``decay`` is η(weight_decay + μ). Steps that are long past, or outweigh others by far, change nothing.
+    ``decay`` is η(weight_decay + μ). Steps that are long past, or outweigh others by far, change
+    nothing.
     """
-    weight, velocity = 1.0, 1.0
+    weight = 1.0
+    velocity = 1.0
     squares: list[float] = []
     for _ in range(min(steps, MOST_STEPS_WEIGHED)):
         squares.append(weight**2)

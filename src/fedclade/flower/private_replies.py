@@ -1,8 +1,8 @@
 """Replies of clients with differential privacy whose form does not depend on their data.
 
 The rule: every accepted training query ends in a clipped, noised and booked reply, whatever the
-data are. A reply that is missing, or an error text with a number in it, would reveal something about
-the data that no noise protects.
+data are. A reply that is missing, or an error text with a number in it, would reveal something
+about the data that no noise protects.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ from fedclade.flower.policy import NotDisclosedError
 _log = logging.getLogger(__name__)
 
 FORBIDDEN = f"{FORBIDS} this query; the client's log has the details"
-BUDGET_SPENT = "the privacy budget of this client allows no further update; the client's log has the details"
+BUDGET_SPENT = (
+    "the privacy budget of this client allows no further update; the client's log has the details"
+)
 NOT_POSSIBLE = "this client cannot answer such a query; the client's log has the details"
 FAILED = "this client could not compute a reply; the client's log has the details"
 
@@ -40,8 +42,9 @@ FAILED = "this client could not compute a reply; the client's log has the detail
 class ErrorShield(Middleware):
     """Replaces an update that could not be computed by zeros, before it is clipped and gets its noise.
 
-    It is the innermost middleware of a real client with client-level privacy. Errors that the query alone causes, such
-    as a local rule that does not fit the model, are the same for all data and pass.
+    It is the innermost middleware of a real client with client-level privacy. Errors that the query
+    alone causes, such as a local rule that does not fit the model, are the same for all data and
+    pass.
 
     Parameters
     ----------
@@ -64,9 +67,12 @@ class ErrorShield(Middleware):
         except (ConfigError, UpdateError):
             raise
         except Exception:
-            if query.mixture is not None:  # an update of several models, whose form depends on the method
+            # an update of several models, whose form depends on the method
+            if query.mixture is not None:
                 raise
-            _log.exception("training failed; the reply is noise alone, since a missing reply would reveal data")
+            _log.exception(
+                "training failed; the reply is noise alone, since a missing reply would reveal data"
+            )
             return self._zeros(query)
 
     def _zeros(self, query: UpdateQuery) -> Updates:
@@ -85,8 +91,9 @@ class ErrorShield(Middleware):
 def without_details(error: Exception) -> FedcladeError:
     """Return the error that a private client reports to the server in place of another one.
 
-    There are only four texts, apart from those of a ConfigError and of a NotDisclosedError, which depend on the query
-    and on settings alone. All others may contain what was counted or computed from the client's data.
+    There are only four texts, apart from those of a ConfigError and of a NotDisclosedError, which
+    depend on the query and on settings alone. All others may contain what was counted or computed
+    from the client's data.
     """
     if isinstance(error, ConfigError | NotDisclosedError):
         return error
@@ -95,6 +102,7 @@ def without_details(error: Exception) -> FedcladeError:
     if isinstance(error, PrivacyError):
         return PrivacyError(BUDGET_SPENT)
     if isinstance(error, UpdateError):
-        # The server reacts to a client that has lost its own model; whether one is stored does not depend on the data.
+        # The server reacts to a client that has lost its own model; whether one is stored does not
+        # depend on the data.
         return UpdateError(KEEPS_NONE if str(error).startswith(KEEPS_NONE) else NOT_POSSIBLE)
     return UpdateError(FAILED)

@@ -14,8 +14,11 @@ from fedclade.flower.signing import KEY_FILE
 from fedclade.flower.wire import Content, clean, shown
 
 LARGEST_NUMBER = 2**31 - 1  # of a client, or a true cluster
-LARGEST_MODEL = 2**24  # inputs or outputs of a model: the server builds one for the examples that clients say they have
-LONGEST_NAME, LONGEST_DESCRIPTION = 60, 200  # characters: both go into tables, logs and files
+# inputs or outputs of a model: the server builds one for the examples that clients say they have
+LARGEST_MODEL = 2**24
+# characters: both go into tables, logs and files
+LONGEST_NAME = 60
+LONGEST_DESCRIPTION = 200
 
 _DIGEST = re.compile(r"[0-9a-f]{32}|[0-9a-f]{64}")
 
@@ -29,7 +32,8 @@ class RegisteredClient:
     size: int  # training examples
     true_cluster: int | None = None  # for scoring only; only experiments report it
     key: str = ""  # the public key that its answers are signed by, in hexadecimal
-    lasts: bool = False  # whether it keeps that key in its folder: then it is only ever recognised by it
+    # whether it keeps that key in its folder: then it is only ever recognised by it
+    lasts: bool = False
     scores: bool = True  # whether it answers with scores of models on held-out data
     since: int = 0  # the round that it joined in; 0 if it was there when the first round began
 
@@ -44,9 +48,11 @@ class Registration:
     description: str
     layout: str  # digest of its model's structure
     secret: str  # digest of the secret that clients share; empty for none
-    task: str  # its loss and its metrics, for people and to be compared; empty in folders of earlier versions
+    # its loss and its metrics, for people and to be compared; empty in folders of earlier versions
+    task: str
     scaled: bool = False  # whether inputs are scaled by what those of all clients come to
-    encoding: str = ""  # digest of the schema that its data is encoded by; empty for numbers without names
+    # digest of the schema that its data is encoded by; empty for numbers without names
+    encoding: str = ""
 
     @classmethod
     def read(cls, content: Content, node: int) -> Registration:
@@ -98,7 +104,9 @@ def read_client(kept: Mapping[str, Any]) -> RegisteredClient:
     client = RegisteredClient(**kept)
     cluster = 0 if client.true_cluster is None else client.true_cluster
     numbers = (client.node, client.size, cluster, client.since)
-    typed = all(type(number) is int for number in numbers) and all(type(s) is str for s in (client.name, client.key))
+    typed = all(type(number) is int for number in numbers) and all(
+        type(s) is str for s in (client.name, client.key)
+    )
     if not typed or not all(type(flag) is bool for flag in (client.lasts, client.scores)):
         raise TypeError(f"{shown(kept)} is no client")
     return client
@@ -107,7 +115,9 @@ def read_client(kept: Mapping[str, Any]) -> RegisteredClient:
 def read_schema(kept: Mapping[str, Any]) -> DataSpec:
     """Check and read a data spec as JSON has it: a TypeError, ValueError or OverflowError if it is none."""
     named = DataSpec(**kept)
-    shape, scaled = tuple(named.input_shape), named.scaled  # lists, in JSON
+    # lists, in JSON
+    shape = tuple(named.input_shape)
+    scaled = named.scaled
     for name, numbers, lowest in (
         ("input_shape", shape, 1),
         ("outputs", (named.outputs,), 1),
@@ -115,9 +125,13 @@ def read_schema(kept: Mapping[str, Any]) -> DataSpec:
     ):
         whole = all(type(number) is int and number >= lowest for number in numbers)
         if not whole or math.prod(numbers) > LARGEST_MODEL:
-            raise ValueError(f"{name} {shown(numbers)}, expected numbers from {lowest}, of product up to 2**24")
+            raise ValueError(
+                f"{name} {shown(numbers)}, expected numbers from {lowest}, of product up to 2**24"
+            )
     if named.task not in get_args(TaskKind):
-        raise ValueError(f"task {shown(named.task)}, expected one of {', '.join(get_args(TaskKind))}")
+        raise ValueError(
+            f"task {shown(named.task)}, expected one of {', '.join(get_args(TaskKind))}"
+        )
     if scaled is not None:
         mean, std = (float(number) for number in scaled)
         if not (math.isfinite(mean) and math.isfinite(std)):
@@ -161,7 +175,9 @@ class Admission:
             return self.keys.get(key)
         return next((client for client, one in registered.items() if one.key == key), None)
 
-    def numbered(self, one: Registration, registered: Mapping[int, RegisteredClient]) -> Registration:
+    def numbered(
+        self, one: Registration, registered: Mapping[int, RegisteredClient]
+    ) -> Registration:
         """Return a registration with the number that goes with its key, if it gives none."""
         known = self.number_of(one.client.key, registered)
         return replace(one, number=known) if one.number is None and known is not None else one
@@ -193,7 +209,9 @@ class Admission:
             return f"its key {one.client.key} is none of network.keys"
         if known is not None and known != client:
             return f"it says it is client {client}, and its key is that of client {known}"
-        owner = next((number for number, each in registered.items() if each.node == one.client.node), client)
+        owner = next(
+            (number for number, each in registered.items() if each.node == one.client.node), client
+        )
         if owner != client:
             return f"it says it is client {client}, and its node is that of client {owner}"
         if client not in registered:
@@ -203,7 +221,9 @@ class Admission:
             return f"it says it is client {client}, which node {node} is, and that is connected"
         return self._is_another(one.client, client, registered[client])
 
-    def _is_another(self, one: RegisteredClient, client: int, before: RegisteredClient) -> str | None:
+    def _is_another(
+        self, one: RegisteredClient, client: int, before: RegisteredClient
+    ) -> str | None:
         """Say why this is not the client that was registered under a number before."""
         if one.size != before.size:
             return f"it says it has {one.size} training examples, and client {client} joined with {before.size}"
@@ -213,7 +233,7 @@ class Admission:
             return f"it says it is client {client}, and has another key; give it the folder of that client's {KEY_FILE}"
         if self.identity == "node" and one.node != before.node:
             return (
-                f"it says it is client {client}, which was node {before.node}; start it with the key of that node, or, "
-                "where nodes have no keys, set network.identity = 'number'"
+                f"it says it is client {client}, which was node {before.node}; start it with the "
+                "key of that node, or, where nodes have no keys, set network.identity = 'number'"
             )
         return None

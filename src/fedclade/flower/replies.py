@@ -19,7 +19,8 @@ from fedclade.data import Statistics, StatisticsQuery, bounded
 from fedclade.flower.wire import Content, shown, typed
 from fedclade.tasks import Metric
 
-MOST_EXAMPLES = 2**53  # that a client may say it has: beyond it float64, in which updates are weighted, cannot count
+# that a client may say it has: beyond it float64, in which updates are weighted, cannot count
+MOST_EXAMPLES = 2**53
 LARGEST_SCORE = 1e308  # that a client may report: it has to be finite
 LARGEST_LOSS = 1e18  # that a client may report, either way: sums of larger ones could overflow
 Scores = tuple[list[float], float, int]  # by each metric, loss, examples
@@ -79,7 +80,9 @@ def read_repeated(content: Content, size: int, expected: Mapping[str, Any]) -> f
         if (got := content.get(name, type(sent))) != sent:
             raise UpdateError(f"answer of {name} {shown(got)}, expected {sent!r}")
     if (reported := examples(content, "size")) != size:
-        raise UpdateError(f"update from {reported} training examples, expected {size} by what it joined with")
+        raise UpdateError(
+            f"update from {reported} training examples, expected {size} by what it joined with"
+        )
     loss = content.get("loss", float) if "loss" in content.values else None
     if loss is not None and not abs(loss) <= LARGEST_LOSS:  # NaN is not less than anything
         raise UpdateError(f"loss {loss:g}, expected one of at most {LARGEST_LOSS:g}")
@@ -99,8 +102,8 @@ def read_update(
 
     One of no entries is not sent: it is of a model that the client keeps.
 
-    ``expected`` is what the answer must repeat of the query: the round, the number of the query, the model. With
-    ``components`` above 0 it names one of so many.
+    ``expected`` is what the answer must repeat of the query: the round, the number of the query,
+    the model. With ``components`` above 0 it names one of so many.
     """
     loss = read_repeated(content, size, expected)
     encoding = content.get("encoding", str)
@@ -111,7 +114,9 @@ def read_update(
         raise UpdateError(f"component {component}, expected one of {components}, from 0")
     content.has_only(("update",) if length else ())
     data = content.vector("update") if length else b""
-    return UpdateReply(size, loss, decode(data, length, encoding, n_parameters).to(dtype), component)
+    return UpdateReply(
+        size, loss, decode(data, length, encoding, n_parameters).to(dtype), component
+    )
 
 
 def read_choice(content: Content, models: int) -> int:
@@ -130,7 +135,9 @@ def read_wins(content: Content, models: int, examples: int) -> list[int]:
         raise UpdateError(f"expected how often each of {models} models is best, got {shown(wins)}")
     found = cast("list[int]", wins)
     if len(found) != models or not 0 < sum(found) <= examples:
-        raise UpdateError(f"{shown(found)} as how often each of {models} models is best of {examples} examples")
+        raise UpdateError(
+            f"{shown(found)} as how often each of {models} models is best of {examples} examples"
+        )
     return found
 
 
@@ -144,7 +151,9 @@ def evaluation_of(
     """Return the scores of the clients that answered, in the order of a query's ``ids``, with wins if they compared."""
     left = {client: iter(mine) for client, mine in scores.items()}
     answered = [(client, next(left[client])) for client in ids if client in left]
-    scored, losses, examples = zip(*(mine for _, mine in answered), strict=True) if answered else ((), (), ())
+    scored, losses, examples = (
+        zip(*(mine for _, mine in answered), strict=True) if answered else ((), (), ())
+    )
     most = {client: iter(mine) for client, mine in wins.items()}
     return Evaluation(
         ids=tuple(client for client, _ in answered),
@@ -167,10 +176,10 @@ def read_scores(
 ) -> list[Scores]:
     """Check and read the scores of so many models; anything else is an UpdateError.
 
-    A score is NaN where the metric is undefined for the client's examples, which a mean over examples never is.
-    ``known`` is the number of the client's examples in that split, where it is known; it is the same for all models.
-    No loss of the task is below ``smallest_loss``.
-    A client with a privacy budget or secure aggregation tells no loss and no number of examples.
+    A score is NaN where the metric is undefined for the client's examples, which a mean over
+    examples never is. ``known`` is the number of the client's examples in that split, where it is
+    known; it is the same for all models. No loss of the task is below ``smallest_loss``. A client
+    with a privacy budget or secure aggregation tells no loss and no number of examples.
     """
     content.has_only(())
     if "losses" not in content.values:
@@ -178,10 +187,14 @@ def read_scores(
     columns = [content.values.get(name) for name in ("scores", "losses", "examples")]
     lengths = models * len(metrics), models, models
     for column, length, kind in zip(columns, lengths, (float, float, int), strict=True):
-        if not isinstance(column, list) or len(column) != length or not all(type(value) is kind for value in column):
+        if (
+            not isinstance(column, list)
+            or len(column) != length
+            or not all(type(value) is kind for value in column)
+        ):
             raise UpdateError(
-                f"expected scores by {len(metrics)} metrics, losses and numbers of examples of {models} models, got "
-                f"{shown(columns)}"
+                f"expected scores by {len(metrics)} metrics, losses and numbers of examples of "
+                f"{models} models, got {shown(columns)}"
             )
     flat, losses, counts = cast("tuple[list[float], list[float], list[int]]", tuple(columns))
     scores = [flat[start : start + len(metrics)] for start in range(0, len(flat), len(metrics))]
@@ -190,11 +203,14 @@ def read_scores(
             _check_score(score, metric)
         if not (smallest_loss <= loss <= LARGEST_LOSS and 1 <= count <= MOST_EXAMPLES):
             raise UpdateError(
-                f"loss {loss:g} of {count} examples, expected a loss of at most {LARGEST_LOSS:g}, and of at least "
-                f"{smallest_loss:g}, of at least 1 example"
+                f"loss {loss:g} of {count} examples, expected a loss of at most {LARGEST_LOSS:g}, "
+                f"and of at least {smallest_loss:g}, of at least 1 example"
             )
     if len(set(counts)) > 1 or not set(counts) <= {known or min(counts)}:
-        raise UpdateError(f"scores of {shown(sorted(set(counts)))} examples, expected {known or 'one number of them'}")
+        raise UpdateError(
+            f"scores of {shown(sorted(set(counts)))} examples, expected "
+            f"{known or 'one number of them'}"
+        )
     return list(zip(scores, losses, counts, strict=True))
 
 
@@ -204,7 +220,11 @@ def _read_closed_scores(content: Content, models: int, metrics: Sequence[Metric]
     By other metrics it has no score. It counts as one example: how many it has it does not tell.
     """
     scores = content.values.get("scores")
-    if not isinstance(scores, list) or len(scores) != models or not all(type(score) is float for score in scores):
+    if (
+        not isinstance(scores, list)
+        or len(scores) != models
+        or not all(type(score) is float for score in scores)
+    ):
         raise UpdateError(f"expected one score for each of {models} models, got {shown(scores)}")
     for score in cast("list[float]", scores):
         _check_score(score, metrics[0])
@@ -247,22 +267,38 @@ def as_values(found: Statistics) -> dict[str, Any]:
 
 def read_statistics(values: Mapping[str, Any], columns: int, labels: int) -> Statistics:
     """Check and read what training examples come to, of so many columns and labels; else it is an UpdateError."""
-    count, lists = typed(values, "count", int), dict[str, Tensor]()
+    count = typed(values, "count", int)
+    lists = dict[str, Tensor]()
     for name, (kind, dtype) in TYPES.items():
-        found, length = values.get(name, []), labels if name == "labels" else columns
-        if not isinstance(found, list) or len(found) != length or not all(type(each) is kind for each in found):
-            raise UpdateError(f"expected {length} {name} of type {kind.__name__}, got {shown(found)}")
+        found = values.get(name, [])
+        length = labels if name == "labels" else columns
+        if (
+            not isinstance(found, list)
+            or len(found) != length
+            or not all(type(each) is kind for each in found)
+        ):
+            raise UpdateError(
+                f"expected {length} {name} of type {kind.__name__}, got {shown(found)}"
+            )
         lists[name] = torch.tensor(found, dtype=dtype)
     read = Statistics(count, **lists)
     counted = sum(read.labels.tolist())  # which the tensor's own sum might not hold
     possible = 1 <= count <= MOST_EXAMPLES and bool((read.labels >= 0).all()) and counted <= count
-    if not possible or not bool((read.means.isfinite() & (read.squares >= 0) & read.squares.isfinite()).all()):
-        raise UpdateError(f"sums of {count} training examples that no examples come to: {shown(as_values(read))}")
+    if not possible or not bool(
+        (read.means.isfinite() & (read.squares >= 0) & read.squares.isfinite()).all()
+    ):
+        raise UpdateError(
+            f"sums of {count} training examples that no examples come to: {shown(as_values(read))}"
+        )
     return read
 
 
 def summed(
-    query: StatisticsQuery, sizes: Mapping[int, int], columns: int, content: RecordDict, ask: Request
+    query: StatisticsQuery,
+    sizes: Mapping[int, int],
+    columns: int,
+    content: RecordDict,
+    ask: Request,
 ) -> Statistics:
     """Ask clients for theirs, and add those, within bounds, in the query's order.
 
@@ -274,14 +310,20 @@ def summed(
         content.has_only(())
         found = read_statistics(content.values, columns if query.inputs else 0, query.labels)
         if not fits_size(found.count, sizes[client]):
-            raise UpdateError(f"sums of {found.count} training examples, but the client joined with {sizes[client]}")
+            raise UpdateError(
+                f"sums of {found.count} training examples, but the client joined with "
+                f"{sizes[client]}"
+            )
         return found
 
-    found = dict(ask(dict.fromkeys(query.ids, content), MessageType.QUERY, "statistics", read, left_out))
+    found = dict(
+        ask(dict.fromkeys(query.ids, content), MessageType.QUERY, "statistics", read, left_out)
+    )
     if left_out:
         told = f"{len(found)} of {len(query.ids)} clients tell what their examples come to, by which all scale or weigh"
         why = "; ".join(f"client {client}: {why}" for client, why in sorted(left_out.items()))
-        needed = max(len(query.ids) // 2 + 1, min(3, len(query.ids)))  # of two nobody's can be bounded
+        # of two nobody's can be bounded
+        needed = max(len(query.ids) // 2 + 1, min(3, len(query.ids)))
         if len(found) < needed:
             raise UpdateError(f"{told}, and {needed} are needed: {why}")
         _log.warning("%s: %s", told, why)

@@ -7,7 +7,9 @@ from importlib.metadata import PackageNotFoundError, version
 
 from fedclade.core import ConfigError, MissingExtraError
 
-LOWEST, BELOW = (1, 41), (2,)  # the versions of flwr that work: the message API of 1.41, and no later major version
+# the versions of flwr that work: the message API of 1.41, and no later major version
+LOWEST = (1, 41)
+BELOW = (2,)
 
 
 def check_flower() -> None:
@@ -20,6 +22,6 @@ def check_flower() -> None:
     if not LOWEST <= numbers < BELOW:
         lowest, below = (".".join(map(str, numbers)) for numbers in (LOWEST, BELOW))
         raise ConfigError(
-            f"fedclade.flower works with flwr {lowest} or later, below {below}, got {found}; install it with: pip "
-            "install 'fedclade[flower]'"
+            f"fedclade.flower works with flwr {lowest} or later, below {below}, got {found}; "
+            "install it with: pip install 'fedclade[flower]'"
         )

@@ -30,7 +30,9 @@ def vectors_of(query: RowQuery) -> dict[str, Array]:
     return {name: wire.raw_vector(model) for name, model in models_of(query).items()}
 
 
-def read_query(kind: type[RowQuery], client: int, content: Content, read_model: Callable[[str], Tensor]) -> RowQuery:
+def read_query(
+    kind: type[RowQuery], client: int, content: Content, read_model: Callable[[str], Tensor]
+) -> RowQuery:
     """Return the query that a message to a client puts.
 
     Parameters
@@ -80,7 +82,11 @@ def read_row(query: RowQuery, content: Content, shape: tuple[int, ...]) -> Tenso
     content.has_only((name,) if shape else ())
     if query.round_number and (number := content.get("round", int)) != query.round_number:
         raise UpdateError(f"answer of round {shown(number)}, expected {query.round_number}")
-    row = _read_vector(content, name, shape, query.dtype) if shape else _read_number(content, name, query.dtype)
+    row = (
+        _read_vector(content, name, shape, query.dtype)
+        if shape
+        else _read_number(content, name, query.dtype)
+    )
     if not query.is_valid(row):
         raise UpdateError(f"{query.kind} that no client's data has, or that are not finite")
     return row

@@ -50,20 +50,25 @@ class SchemaSharing:
             return
         if self.by_example and proposal.schema.words:
             raise ConfigError(
-                "privacy.level = 'example' bounds what one example tells, and a vocabulary of this client's own texts "
-                "moves with each of them; declare a schema with the words on the server (data.schema in the run "
-                "config, or schema= of federate), or set privacy.level = 'client'"
+                "privacy.level = 'example' bounds what one example tells, and a vocabulary of "
+                "this client's own texts moves with each of them; declare a schema with the words "
+                "on the server (data.schema in the run config, or schema= of federate), or set "
+                "privacy.level = 'client'"
             )
         if not self.is_allowed:
-            why = " of a client with differential privacy" if self.policy.share_schema is None else ""
+            why = (
+                " of a client with differential privacy" if self.policy.share_schema is None else ""
+            )
             raise PolicyError(
-                f"{FORBIDS} to send the categories, labels and words of its data{why}; declare a schema on the server "
-                "(data.schema in the run config, or schema= of federate), or set share-schema=true in its node config"
+                f"{FORBIDS} to send the categories, labels and words of its data{why}; declare a "
+                "schema on the server (data.schema in the run config, or schema= of federate), or "
+                "set share-schema=true in its node config"
             )
         if examples < self.policy.min_part:
             raise PolicyError(
-                f"{FORBIDS} to send the categories, labels and words of {examples} examples, of which there must be at "
-                f"least {self.policy.min_part} (min-part in its node config); declare a schema on the server"
+                f"{FORBIDS} to send the categories, labels and words of {examples} examples, of "
+                f"which there must be at least {self.policy.min_part} (min-part in its node "
+                "config); declare a schema on the server"
             )
 
     def encode(self, encode: Callable[[], T]) -> T:
@@ -84,12 +89,18 @@ class Proposer:
         self._proposal = proposal
         self._number = number
 
-    def answer(self, content: Content, state: RecordDict | None = None, key: Key | None = None) -> RecordDict:
+    def answer(
+        self, content: Content, state: RecordDict | None = None, key: Key | None = None
+    ) -> RecordDict:
         """Return the proposal; an UpdateError if the server requests anything else."""
         if (kind := content.get("what", str)) != "hello":
-            raise UpdateError(f"asked for {shown(kind)} without the schema that all clients have agreed on")
+            raise UpdateError(
+                f"asked for {shown(kind)} without the schema that all clients have agreed on"
+            )
         text = write_proposal(self._proposal)
-        return wire.record({"number": -1 if self._number is None else self._number, "proposal": text})
+        return wire.record(
+            {"number": -1 if self._number is None else self._number, "proposal": text}
+        )
 
 
 def write_proposal(proposal: Proposal) -> str:
@@ -103,8 +114,9 @@ def write_proposal(proposal: Proposal) -> str:
     text = json.dumps(values)
     if len(text) > LONGEST_PROPOSAL:
         raise PolicyError(
-            f"the schema of this client's data takes {len(text):,} characters, at most {LONGEST_PROPOSAL:,}; leave "
-            "columns out, lower vocabulary_size, or declare a schema on the server"
+            f"the schema of this client's data takes {len(text):,} characters, at most "
+            f"{LONGEST_PROPOSAL:,}; leave columns out, lower vocabulary_size, or declare a schema "
+            "on the server"
         )
     return text
 
@@ -115,7 +127,9 @@ def read_proposal(content: Content) -> tuple[int | None, Proposal]:
     number = content.get("number", int)
     values = content.json("proposal", LONGEST_PROPOSAL)
     if sorted(values) != ["is_fixed", "schema", "vocabulary_size", "word_counts"]:
-        raise UpdateError(f"its proposal should have a schema and word counts, got {shown(sorted(values))}")
+        raise UpdateError(
+            f"its proposal should have a schema and word counts, got {shown(sorted(values))}"
+        )
     try:
         schema = DataSchema.read(values["schema"])
     except ConfigError as error:
@@ -124,8 +138,12 @@ def read_proposal(content: Content) -> tuple[int | None, Proposal]:
     size: Any = values["vocabulary_size"]
     is_fixed: Any = values["is_fixed"]
     if type(is_fixed) is not bool or type(size) is not int or size < 0:
-        raise UpdateError(f"its proposal is malformed: is_fixed {shown(is_fixed)}, vocabulary_size {shown(size)}")
-    if not isinstance(counts, list) or not all(_is_count(count) for count in cast("list[Any]", counts)):
+        raise UpdateError(
+            f"its proposal is malformed: is_fixed {shown(is_fixed)}, vocabulary_size {shown(size)}"
+        )
+    if not isinstance(counts, list) or not all(
+        _is_count(count) for count in cast("list[Any]", counts)
+    ):
         raise UpdateError(f"its proposal is malformed: word_counts {shown(counts)}")
     word_counts = tuple(cast("list[int]", counts))
     expected = 0 if is_fixed else max(0, len(schema.words) - 2)  # the specials are not counted
@@ -138,7 +156,9 @@ def write_agreed(schema: DataSchema) -> str:
     """Return the agreed schema as JSON; an UpdateError if it is too long."""
     text = schema.to_json()
     if len(text) > LONGEST_SCHEMA:
-        raise UpdateError(f"the agreed schema takes {len(text):,} characters, at most {LONGEST_SCHEMA:,}")
+        raise UpdateError(
+            f"the agreed schema takes {len(text):,} characters, at most {LONGEST_SCHEMA:,}"
+        )
     return text
 
 

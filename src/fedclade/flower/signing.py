@@ -1,7 +1,8 @@
 """Signatures: a client signs every answer with its own key, by which the server recognises it.
 
-A SuperNode that Flower lets in can answer in the name of another. So every request carries a nonce that nobody else
-can know, and every answer returns it, signed together with all of its content by an Ed25519 key of the client's.
+A SuperNode that Flower lets in can answer in the name of another. So every request carries a nonce
+that nobody else can know, and every answer returns it, signed together with all of its content by
+an Ed25519 key of the client's.
 """
 
 from __future__ import annotations
@@ -75,8 +76,8 @@ def key_of(context: Context) -> Key:
 def read_keys(path: Path) -> dict[str, int]:
     """Return an operator's list: the number of each client by its public key, in hexadecimal.
 
-    A line is ``NUMBER ssh-ed25519 AAAA... [comment]``: ``client.key.pub`` after a number. Empty lines and those that
-    begin with ``#`` are skipped. Anything else is a ConfigError.
+    A line is ``NUMBER ssh-ed25519 AAAA... [comment]``: ``client.key.pub`` after a number. Empty
+    lines and those that begin with ``#`` are skipped. Anything else is a ConfigError.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -99,7 +100,10 @@ def read_keys(path: Path) -> dict[str, int]:
             )
         key = public.public_bytes_raw().hex()
         if key in found or int(number) in found.values():
-            raise ConfigError(f"{path}, line {place}: client {number} or its key is there twice; each has one line")
+            raise ConfigError(
+                f"{path}, line {place}: client {number} or its key is there twice; each has one "
+                "line"
+            )
         found[key] = int(number)
     if not found:
         raise ConfigError(f"{path} names no client; give each a line '0 ssh-ed25519 AAAA...'")
@@ -116,7 +120,9 @@ def _key_in(folder: Path) -> Key:
         why = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"cannot read the client's key {path}: {why}; {_HINT}") from error
     if not isinstance(private, Ed25519PrivateKey):
-        raise ConfigError(f"the client's key {path} is a {type(private).__name__}, expected Ed25519; {_HINT}")
+        raise ConfigError(
+            f"the client's key {path} is a {type(private).__name__}, expected Ed25519; {_HINT}"
+        )
     return Key(private, lasts=True)
 
 
@@ -153,8 +159,8 @@ def read_secret(path: Path) -> str:
         raise ConfigError(f"cannot read the clients' secret {path}: {error}") from error
     if len(secret) < SHORTEST:
         raise ConfigError(
-            f"the clients' secret {path} has {len(secret)} characters, expected at least {SHORTEST}; make one "
-            "with: python -c 'import secrets; print(secrets.token_hex(32))'"
+            f"the clients' secret {path} has {len(secret)} characters, expected at least "
+            f"{SHORTEST}; make one with: python -c 'import secrets; print(secrets.token_hex(32))'"
         )
     return secret
 
@@ -172,8 +178,8 @@ def secret_digest(secret: str) -> str:
 def secret_model(make: Maker, layout: Layout, seed: int, number: int = 0) -> Tensor:
     """Return the initial model ``[S]`` of a number that only clients can draw that share the secret ``seed``.
 
-    The entries of each parameter are shuffled: torch draws a model from 32 bits, few enough for a server to try them
-    all, and whoever knows every entry of a model sees from P·θ where P put it.
+    The entries of each parameter are shuffled: torch draws a model from 32 bits, few enough for a
+    server to try them all, and whoever knows every entry of a model sees from P·θ where P put it.
     """
     vector = layout.flatten(make(rng.torch_seed(seed, "initial model", number)))
     draw = rng.generator(seed, "initial model's order", number)
@@ -185,7 +191,9 @@ def secret_model(make: Maker, layout: Layout, seed: int, number: int = 0) -> Ten
 
 NONCE_BYTES = 16
 
-_REQUEST, _SIGNATURE = "asked", "signed"  # records of a request, and of an answer
+# records of a request, and of an answer
+_REQUEST = "asked"
+_SIGNATURE = "signed"
 
 
 @dataclass(frozen=True)
@@ -221,13 +229,16 @@ def signed(answer: RecordDict, message: Message, key: Key) -> RecordDict:
         raise UpdateError("asked without a nonce, which every question of a server has")
     nonce = typed(dict(record), "nonce", str)
     signature = key.private.sign(_transcript(Content.of(answer), Request.of(message, nonce)))
-    values = ConfigRecord({"nonce": nonce, "key": key.public, "lasts": key.lasts, "signature": signature.hex()})
+    values = ConfigRecord(
+        {"nonce": nonce, "key": key.public, "lasts": key.lasts, "signature": signature.hex()}
+    )
     return RecordDict({**answer, _SIGNATURE: values})
 
 
 def verified(answer: RecordDict, request: Request) -> Content:
     """Read an answer; an UpdateError if it does not return the request's nonce, or its key did not sign it."""
-    content, record = Content.of(answer), answer.get(_SIGNATURE)
+    content = Content.of(answer)
+    record = answer.get(_SIGNATURE)
     if not isinstance(record, ConfigRecord):
         raise UpdateError("the answer is not signed")
     values = dict(record)
@@ -241,18 +252,31 @@ def verified(answer: RecordDict, request: Request) -> Content:
         public.verify(bytes.fromhex(typed(values, "signature", str)), _transcript(content, request))
     except (ValueError, InvalidSignature) as error:
         raise UpdateError(f"key {shown(key)} did not sign this answer to this question") from error
-    return replace(content, signer=Signer(public.public_bytes_raw().hex(), typed(values, "lasts", bool)))
+    return replace(
+        content, signer=Signer(public.public_bytes_raw().hex(), typed(values, "lasts", bool))
+    )
 
 
 def unsigned(answer: RecordDict, message: Message) -> RecordDict:
     """Return a refusal with the nonce of its request alone: a client that cannot read its key has no more."""
     record = message.content.get(_REQUEST)
-    return RecordDict({**answer, _SIGNATURE: record}) if isinstance(record, ConfigRecord) else answer
+    return (
+        RecordDict({**answer, _SIGNATURE: record}) if isinstance(record, ConfigRecord) else answer
+    )
 
 
 def _transcript(content: Content, request: Request) -> bytes:
     """Return what is signed: whose answer to which request it is, and all of its content."""
     vectors = {name: sha256(data).hexdigest() for name, data in content.vectors.items()}
     values = dict(content.values)
-    parts = ["fedclade answer", PROTOCOL, request.run, request.node, request.kind, request.nonce, values, vectors]
+    parts = [
+        "fedclade answer",
+        PROTOCOL,
+        request.run,
+        request.node,
+        request.kind,
+        request.nonce,
+        values,
+        vectors,
+    ]
     return json.dumps(parts, sort_keys=True, default=lambda value: {"bytes": value.hex()}).encode()

@@ -58,7 +58,11 @@ class SketchLog:
         self._record = LastingRecord(folder, _KIND)
 
     def book(
-        self, projection: Projection, count: int, check: Callable[[Sketched], object], state: RecordDict | None = None
+        self,
+        projection: Projection,
+        count: int,
+        check: Callable[[Sketched], object],
+        state: RecordDict | None = None,
     ) -> None:
         """Count sketches; if that fails, or ``check`` refuses what there would be in all, none may leave.
 
@@ -75,7 +79,9 @@ class SketchLog:
 
 def _projection(stored: Mapping[str, Any]) -> Projection:
     names = stored["of"]
-    has_names = isinstance(names, list) and all(isinstance(name, str) for name in cast("list[Any]", names))
+    has_names = isinstance(names, list) and all(
+        isinstance(name, str) for name in cast("list[Any]", names)
+    )
     if type(stored["seed"]) is not int or not has_names:
         raise ValueError(f"{shown(dict(stored))} is no projection")
     return Projection(stored["seed"], stored["dim"], tuple(cast("list[str]", names)))

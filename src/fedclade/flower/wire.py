@@ -1,8 +1,9 @@
 """Messages between server and clients, each checked by its receiver. No pickle anywhere.
 
-A message holds a ``ConfigRecord`` named ``fedclade``, of plain values, and an ``ArrayRecord`` named ``vectors``, whose
-arrays are raw little-endian bytes. Their lengths are known to the receiver beforehand, so that nothing is allocated by
-what a message claims. What is reported of a message that is refused is short and printable, whatever it held.
+A message holds a ``ConfigRecord`` named ``fedclade``, of plain values, and an ``ArrayRecord`` named
+``vectors``, whose arrays are raw little-endian bytes. Their lengths are known to the receiver
+beforehand, so that nothing is allocated by what a message claims. What is reported of a message
+that is refused is short and printable, whatever it held.
 """
 
 from __future__ import annotations
@@ -24,15 +25,19 @@ from torch import Tensor
 from fedclade.core import OWN, Layout, UpdateError
 
 PROTOCOL = 10  # version of these messages; both sides must use the same
-RAW = "fedclade.raw"  # Flower's stype of an array that is raw little-endian bytes, in place of NumPy's own format
-LONGEST_JSON = 10_000  # characters of a value that is JSON; a data spec and a local training take a few hundred
-LARGEST_VALUES = 2**20  # bytes of all of a message besides its vectors; lists of scores take some ten for each model
+# Flower's stype of an array that is raw little-endian bytes, in place of NumPy's own format
+RAW = "fedclade.raw"
+# characters of a value that is JSON; a data spec and a local training take a few hundred
+LONGEST_JSON = 10_000
+# bytes of all of a message besides its vectors; lists of scores take some ten for each model
+LARGEST_VALUES = 2**20
 LONGEST_REASON = 300  # characters of a reason that the other side gives
 LONGEST_LOG_LINE = 4000  # characters of a line in the log of a client
 
 T = TypeVar("T", str, int, float, bool, bytes)
 
-_VALUES, _VECTORS = "fedclade", "vectors"
+_VALUES = "fedclade"
+_VECTORS = "vectors"
 
 
 @dataclass(frozen=True)
@@ -54,17 +59,23 @@ class Content:
     @classmethod
     def of(cls, record: RecordDict) -> Content:
         """Read a message; an UpdateError if it is none of fedclade's, or of another version of the protocol."""
-        values, vectors = record.get(_VALUES), record.get(_VECTORS, ArrayRecord())
+        values = record.get(_VALUES)
+        vectors = record.get(_VECTORS, ArrayRecord())
         if not isinstance(values, ConfigRecord) or not isinstance(vectors, ArrayRecord):
-            raise UpdateError(f"a message of fedclade has the record {_VALUES!r}, this one has {shown(sorted(record))}")
+            raise UpdateError(
+                f"a message of fedclade has the record {_VALUES!r}, this one has "
+                f"{shown(sorted(record))}"
+            )
         if (theirs := values.get("protocol")) != PROTOCOL:
             raise UpdateError(
-                f"version {shown(theirs)} of the protocol is spoken there, and {PROTOCOL} here; install the same "
-                "version of fedclade on both sides"
+                f"version {shown(theirs)} of the protocol is spoken there, and {PROTOCOL} here; "
+                "install the same version of fedclade on both sides"
             )
         for name, array in vectors.items():
             if array.stype != RAW:
-                raise UpdateError(f"array {shown(name)} is of type {shown(array.stype)}, expected {RAW!r}")
+                raise UpdateError(
+                    f"array {shown(name)} is of type {shown(array.stype)}, expected {RAW!r}"
+                )
         return cls(dict(values), {name: array.data for name, array in vectors.items()})
 
     def get(self, name: str, kind: type[T]) -> T:
@@ -124,7 +135,8 @@ def untrusted() -> Generator[None]:
         yield
     except UpdateError:
         raise
-    except Exception as error:  # of whatever kind: one client's message must not end the run of the others
+    except Exception as error:
+        # of whatever kind: one client's message must not end the run of the others
         raise UpdateError(f"cannot be read: {type(error).__name__}: {clean(str(error))}") from error
 
 
@@ -147,7 +159,11 @@ def raw(data: bytes, kind: str, entries: int) -> Array:
 def raw_vector(vector: Tensor) -> Array:
     """Return a vector as it is, of float32 or float64."""
     array = vector.detach().cpu().numpy()
-    return raw(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes(), array.dtype.name, len(array))
+    return raw(
+        array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes(),
+        array.dtype.name,
+        len(array),
+    )
 
 
 def raw_vectors(models: Tensor, rows: Iterable[int]) -> dict[int, Array]:
@@ -159,9 +175,13 @@ def read_vector(data: bytes, shape: tuple[int, ...], dtype: torch.dtype, name: s
     """Return a vector, or several in a row, which must be of a shape."""
     expected = math.prod(shape) * dtype.itemsize
     if len(data) != expected:
-        raise UpdateError(f"{name} of {len(data)} bytes, expected {expected} for shape {shape} of {dtype}")
+        raise UpdateError(
+            f"{name} of {len(data)} bytes, expected {expected} for shape {shape} of {dtype}"
+        )
     little = torch.empty((), dtype=dtype).numpy().dtype.newbyteorder("<")
-    return torch.from_numpy(np.frombuffer(data, little).astype(little.newbyteorder("="))).view(shape)
+    return torch.from_numpy(np.frombuffer(data, little).astype(little.newbyteorder("="))).view(
+        shape
+    )
 
 
 def digest(data: bytes) -> str:
@@ -175,8 +195,12 @@ def layout_digest(layout: Layout) -> str:
         [[s.name, list(s.shape), str(s.dtype)] for s in part]
         for part in ((*layout.parameters, *layout.buffers), layout.personal)
     )
-    frozen = [[name, list(p.shape), str(p.dtype), _digest_of(p)] for name, p in layout.frozen.items()]
-    return digest(json.dumps([slots, layout.n_parameters, str(layout.dtype), personal, *frozen]).encode())
+    frozen = [
+        [name, list(p.shape), str(p.dtype), _digest_of(p)] for name, p in layout.frozen.items()
+    ]
+    return digest(
+        json.dumps([slots, layout.n_parameters, str(layout.dtype), personal, *frozen]).encode()
+    )
 
 
 def _digest_of(tensor: Tensor) -> str:

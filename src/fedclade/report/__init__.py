@@ -10,7 +10,13 @@ from fedclade.report.citations import cite_name
 from fedclade.report.compare_methods import compare
 from fedclade.report.comparison import Comparison
 from fedclade.report.estimates import ComparisonRow, Estimate
-from fedclade.report.figures import dendrogram_figure, norms_figure, save_figures, score_figure, similarity_figure
+from fedclade.report.figures import (
+    dendrogram_figure,
+    norms_figure,
+    save_figures,
+    score_figure,
+    similarity_figure,
+)
 from fedclade.report.formats import NONE, count, duration, percent, shortened, significant
 from fedclade.report.notebook import html_of
 from fedclade.report.plots import plot_of

@@ -83,7 +83,9 @@ def _read_entries(citations: Sequence[str]) -> str:
     for citation in citations:
         is_entry = "@" in citation
         if not is_entry and citation not in entries:
-            raise ConfigError(unknown("key of fedclade's citations", citation, entries) + "; or give BibTeX")
+            raise ConfigError(
+                unknown("key of fedclade's citations", citation, entries) + "; or give BibTeX"
+            )
     return "\n\n".join(entries.get(citation) or dedent(citation).strip() for citation in citations)
 
 

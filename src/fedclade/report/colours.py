@@ -20,7 +20,13 @@ DAY: Mapping[str, str] = {
     "accent": style.ACCENT,
     "good": "#1A7F37",
     "bad": "#C4341C",
-    **{"low2": "#2166AC", "low1": "#92C5DE", "middle": "#F7F7F7", "high1": "#F4A582", "high2": "#B2182B"},
+    **{
+        "low2": "#2166AC",
+        "low1": "#92C5DE",
+        "middle": "#F7F7F7",
+        "high1": "#F4A582",
+        "high2": "#B2182B",
+    },
 }
 """Colours on a light page."""
 
@@ -33,7 +39,13 @@ NIGHT: Mapping[str, str] = {
     "accent": "#4BA3D9",
     "good": "#57C278",
     "bad": "#FF8A73",
-    **{"low2": "#6CB2E8", "low1": "#2F618C", "middle": "#24292E", "high1": "#94463A", "high2": "#FF9077"},
+    **{
+        "low2": "#6CB2E8",
+        "low1": "#2F618C",
+        "middle": "#24292E",
+        "high1": "#94463A",
+        "high2": "#FF9077",
+    },
 }
 """Colours on a dark page."""
 
@@ -120,7 +132,11 @@ class ClusterColours:
 
     @cached_property
     def _entries(self) -> dict[int, LegendEntry]:
-        return {} if self.crowded else dict(zip(self.leaves, series([""] * len(self.leaves)), strict=True))
+        return (
+            {}
+            if self.crowded
+            else dict(zip(self.leaves, series([""] * len(self.leaves)), strict=True))
+        )
 
     def of(self, node: int) -> str:
         """Return the colour of a node."""

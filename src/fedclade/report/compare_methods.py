@@ -152,14 +152,17 @@ def _label_methods(methods: Mapping[str, Method] | Iterable[str]) -> dict[str, M
             raise ConfigError(f"the label of a method should be a string, got {shown(label)}")
         if not isinstance(method, Algorithm | str | Config):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(
-                f"methods[{shown(label)}] should be an algorithm, its name or a config, got {shown(method)}"
+                f"methods[{shown(label)}] should be an algorithm, its name or a config, got "
+                f"{shown(method)}"
             )
     return by_label
 
 
 def _check_name(name: object, names: Sequence[object]) -> None:
     if not isinstance(name, str):
-        raise ConfigError(f"methods should be names, or a table of algorithms by their labels, got {shown(name)}")
+        raise ConfigError(
+            f"methods should be names, or a table of algorithms by their labels, got {shown(name)}"
+        )
     if names.count(name) > 1:
         raise ConfigError(f"each method can be compared once, got {shown(name)} more than once")
 
@@ -169,13 +172,21 @@ def _shift_rounds(on_round: OnRound, offset: int) -> OnRound:
     return lambda row, tree: on_round({**row, "round": offset + row["round"]}, tree)
 
 
-def _check_methods(methods: Mapping[str, Method], model: object, federation: object, *, has_settings: bool) -> None:
+def _check_methods(
+    methods: Mapping[str, Method], model: object, federation: object, *, has_settings: bool
+) -> None:
     """Check that configs have no further settings, and that algorithms have a model and data."""
     configs = [label for label, method in methods.items() if isinstance(method, Config)]
     if configs and len(configs) < len(methods):
-        raise ConfigError(f"methods should be configs or algorithms, got both: {configs[0]!r} is a config")
+        raise ConfigError(
+            f"methods should be configs or algorithms, got both: {configs[0]!r} is a config"
+        )
     if configs and (model is not None or has_settings):
-        raise ConfigError(f"the config {configs[0]!r} has a model and settings of its own; leave these out")
+        raise ConfigError(
+            f"the config {configs[0]!r} has a model and settings of its own; leave these out"
+        )
     if not configs and (model is None or federation is None):
         missing = "model" if model is None else "federation"
-        raise ConfigError(f"compare needs a {missing} for algorithms, as fedclade.simulate does; got None")
+        raise ConfigError(
+            f"compare needs a {missing} for algorithms, as fedclade.simulate does; got None"
+        )

@@ -12,7 +12,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedclade.core import ConfigError, checked, shown
-from fedclade.report.comparison_files import ComparisonFiles, comparison_figure, csv_table, markdown_table
+from fedclade.report.comparison_files import (
+    ComparisonFiles,
+    comparison_figure,
+    csv_table,
+    markdown_table,
+)
 from fedclade.report.estimates import (
     BASELINES,
     DISPENSABLE,
@@ -71,7 +76,10 @@ class Comparison(ComparisonFiles):
         if not self.runs:
             raise ConfigError("a comparison should have at least 1 configuration, got 0")
         if empty := [label for label, runs in self.runs.items() if not runs]:
-            raise ConfigError(f"a comparison should have at least 1 run of each configuration, got none of {empty}")
+            raise ConfigError(
+                "a comparison should have at least 1 run of each configuration, got none of "
+                f"{empty}"
+            )
         for label, runs in self.runs.items():
             _check_seeds(label, runs)
 
@@ -270,7 +278,9 @@ class Comparison(ComparisonFiles):
             "traffic to target": all(row.bytes_to_target is None for row in rows),
         }
         columns = all_columns(self.scores)
-        return {name: write for name, write in columns.items() if not is_superfluous.get(name, False)}
+        return {
+            name: write for name, write in columns.items() if not is_superfluous.get(name, False)
+        }
 
     @property
     def _data(self) -> str:
@@ -303,7 +313,8 @@ def _check_seeds(label: str, runs: Sequence[Run]) -> None:
     for seed, data in seeds:
         if seeds.count((seed, data)) > 1:
             raise ConfigError(
-                f"the runs of {shown(label)} should have different seeds, got seed {seed} on {data} more than once"
+                f"the runs of {shown(label)} should have different seeds, got seed {seed} on "
+                f"{data} more than once"
             )
 
 
@@ -319,7 +330,11 @@ def _join_distinct(words: Iterable[str], separator: str = ", ") -> str:
 def _as_json(estimate: Estimate | None) -> dict[str, Any] | None:
     if estimate is None:
         return None
-    return {"mean": estimate.mean, "half_width": estimate.half_width, "values": list(estimate.values)}
+    return {
+        "mean": estimate.mean,
+        "half_width": estimate.half_width,
+        "values": list(estimate.values),
+    }
 
 
 def _measure_width(cells: Mapping[str, Sequence[str]]) -> int:

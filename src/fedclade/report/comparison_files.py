@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from fedclade.core import Displayed, RunError, checked, write_text
 from fedclade.report import style
-from fedclade.report.estimates import BASELINES, ComparisonRow, Estimate, write_score, write_with_interval
+from fedclade.report.estimates import (
+    BASELINES,
+    ComparisonRow,
+    Estimate,
+    write_score,
+    write_with_interval,
+)
 from fedclade.report.formats import count
 from fedclade.report.score import Score
 
@@ -192,7 +198,9 @@ class ComparisonFiles(Displayed, ABC):
         return target
 
 
-def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]], words: Iterable[str] = ("config",)) -> str:
+def markdown_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], words: Iterable[str] = ("config",)
+) -> str:
     """Return a table as Markdown.
 
     Parameters

@@ -248,7 +248,9 @@ LOWEST_BLOCK = 0.04
 """Smallest share of a matrix with which a cluster has a label beside it."""
 
 
-def similarity_pictures(view: RunView, matrices: Sequence[SimilarityMatrix], side: int) -> list[Picture]:
+def similarity_pictures(
+    view: RunView, matrices: Sequence[SimilarityMatrix], side: int
+) -> list[Picture]:
     """Return a heat map of each matrix of cosine similarities, all with one scale.
 
     White lines separate the current clusters. If the true clusters are known, a strip at the left
@@ -307,7 +309,9 @@ def _similarity_picture(
     return Picture(title, [Panel(marks, y_axis)], x_axis, height=520, legend=legend)
 
 
-def _average_neighbours(alpha: Similarity, names: list[str], side: int) -> tuple[Similarity, list[str], int]:
+def _average_neighbours(
+    alpha: Similarity, names: list[str], side: int
+) -> tuple[Similarity, list[str], int]:
     """Reduce a matrix to at most ``side`` rows by means over neighbours.
 
     Returns
@@ -409,7 +413,10 @@ def norms_picture(view: RunView) -> Picture | None:
     is_positive = all(_is_positive(series) for series in [*largest.values(), *mean.values()])
     eps2, eps1 = queries.norm_thresholds(view.run)
     panels: list[Panel] = []
-    for title, norms, threshold, symbol in (("largest", largest, eps2, "ε₂"), ("mean", mean, eps1, "ε₁")):
+    for title, norms, threshold, symbol in (
+        ("largest", largest, eps2, "ε₂"),
+        ("mean", mean, eps1, "ε₁"),
+    ):
         marks = _draw_lines(view, norms, f"{title} norm %{{y:.3g}}")
         if isinstance(threshold, Mapping):
             marks += _draw_thresholds(view, threshold, symbol)

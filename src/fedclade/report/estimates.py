@@ -18,8 +18,8 @@ CHOSEN = (
     "those of the last round."
 )
 KEPT = (
-    "Chosen round: the round that is best on validation data; if a run stores its models, all other "
-    "numbers are those of this round, too."
+    "Chosen round: the round that is best on validation data; if a run stores its models, all "
+    "other numbers are those of this round, too."
 )
 
 SCORED = "A number such as (18 of 20) counts the clients with a score; it is undefined for the test data of the others."
@@ -157,10 +157,14 @@ def write_with_interval(score: Score, estimate: Estimate | None) -> str:
     """Write a mean score with its interval."""
     if estimate is None or estimate.half_width is None:
         return write_score(score, estimate)
-    return f"{score.digits(estimate.mean)} ± {score.digits(estimate.half_width, like=estimate.mean)}"
+    return (
+        f"{score.digits(estimate.mean)} ± {score.digits(estimate.half_width, like=estimate.mean)}"
+    )
 
 
-def with_number(row: ComparisonRow, score: Score, write: Callable[[Score, Estimate | None], str]) -> str:
+def with_number(
+    row: ComparisonRow, score: Score, write: Callable[[Score, Estimate | None], str]
+) -> str:
     """Write a mean score, with the number of clients that have one if some have none."""
     scored = row.scored.get(score.name, Scored())
     return scored.after(write(score, row.scores[score.name]))
@@ -188,7 +192,11 @@ def _write_rounds_to_target(row: ComparisonRow) -> str:
 Columns: TypeAlias = Mapping[str, Callable[[ComparisonRow], str]]
 """Functions that write the cells of a row, by the heading of the column."""
 
-WORDS: Columns = {"config": lambda row: row.label, "algorithm": lambda row: row.algorithm, "data": lambda row: row.data}
+WORDS: Columns = {
+    "config": lambda row: row.label,
+    "algorithm": lambda row: row.algorithm,
+    "data": lambda row: row.data,
+}
 """Columns of text, aligned at the left; numbers are aligned at the right."""
 
 COLUMNS: Columns = {
@@ -235,7 +243,9 @@ def all_columns(scores: Sequence[Score]) -> Columns:
         chosen_heading(first): lambda row: write_with_interval(first, row.chosen),
         honest_heading(first): lambda row: write_with_interval(first, row.honest),
         "backdoor": lambda row: write_mean(row.attack_success, 2),
-        "worst tenth, %" if first.share else "worst tenth": lambda row: write_score(first, row.worst10),
+        "worst tenth, %" if first.share else "worst tenth": lambda row: write_score(
+            first, row.worst10
+        ),
     }
     for score in others:
         columns[score.heading] = _make_score_writer(score)

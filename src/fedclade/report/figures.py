@@ -147,7 +147,9 @@ def draw(picture: Picture, subtitle: str) -> Figure:
     """Draw a picture with its title and its legend."""
     figure = style.new_figure(9.6, style.HEADER + picture.height / PIXELS)
     shares = [panel.share for panel in picture.panels]
-    panels = list(figure.subplots(len(shares), 1, sharex=True, height_ratios=shares, squeeze=False)[:, 0])
+    panels = list(
+        figure.subplots(len(shares), 1, sharex=True, height_ratios=shares, squeeze=False)[:, 0]
+    )
     style.plain(*panels)
     for axes, panel in zip(panels, picture.panels, strict=True):
         _draw_panel(axes, panel)
@@ -230,9 +232,19 @@ def _draw_uprights(panels: Sequence[Axes], picture: Picture) -> None:
     """Draw the vertical lines through all panels, and their labels above the first."""
     for x in picture.uprights:
         for axes in panels:
-            axes.axvline(x, color=style.MUTED, linewidth=0.9, linestyle=(0, (1, 2)), zorder=1, gid="upright")
+            axes.axvline(
+                x, color=style.MUTED, linewidth=0.9, linestyle=(0, (1, 2)), zorder=1, gid="upright"
+            )
     for x, text, row in label_rows(picture, LETTER):
-        style.note(panels[0], text, (x, 1), x="data", shift=(0, 3 + 12 * row), ha="center", gid="upright label")
+        style.note(
+            panels[0],
+            text,
+            (x, 1),
+            x="data",
+            shift=(0, 3 + 12 * row),
+            ha="center",
+            gid="upright label",
+        )
 
 
 def _scale_x(axes: Axes, axis: Axis) -> None:
@@ -242,7 +254,9 @@ def _scale_x(axes: Axes, axis: Axis) -> None:
     axes.set_xlim(*axis.range)
     axes.grid(visible=axis.grid, axis="x")
     if axis.ticks is not None:
-        axes.set_xticks(list(axis.ticks), list(axis.ticks.values()), rotation=90 if len(axis.ticks) > 12 else 0)
+        axes.set_xticks(
+            list(axis.ticks), list(axis.ticks.values()), rotation=90 if len(axis.ticks) > 12 else 0
+        )
         axes.tick_params(axis="x", length=0, labelsize=8.5)
     else:
         axes.locator_params(axis="x", integer=True, min_n_ticks=1)
@@ -256,7 +270,9 @@ def _heat_map_grid(n_large: int, n_small: int) -> tuple[Figure, list[Axes], Axes
         rows = math.ceil(n_small / columns)
     side = (SIDE - (rows - 1) * WORDS) / rows  # makes the grid as high as the square
     widths = [SIDE] * n_large + [side] * columns
-    figure = style.new_figure(sum(widths) + GAP * len(widths) + 1.3, style.HEADER + SIDE + 2 * WORDS)
+    figure = style.new_figure(
+        sum(widths) + GAP * len(widths) + 1.3, style.HEADER + SIDE + 2 * WORDS
+    )
     grid = figure.add_gridspec(rows, len(widths) + 1, width_ratios=[*widths, 0.16])
     large = [figure.add_subplot(grid[:, 0]) for _ in range(n_large)]
     small = [figure.add_subplot(grid[i // columns, n_large + i % columns]) for i in range(n_small)]
@@ -275,7 +291,9 @@ def _draw_heat_map(axes: Axes, picture: Picture, *, is_large: bool) -> None:
 
 
 def _make_handle(entry: LegendEntry) -> Line2D:
-    return style.handle(entry.label, {"color": _colour(entry.colour), "linestyle": _DASHES[entry.dash]})
+    return style.handle(
+        entry.label, {"color": _colour(entry.colour), "linestyle": _DASHES[entry.dash]}
+    )
 
 
 def _colour(name: str) -> str:

@@ -56,10 +56,12 @@ def traffic(n_bytes: float | None) -> str:
     """
     if n_bytes is None:
         return NONE
-    value, units = float(n_bytes), ["B", "kB", "MB", "GB", "TB"]
+    value = float(n_bytes)
+    units = ["B", "kB", "MB", "GB", "TB"]
     # 999.95 would be rounded up to 1000.0 of the smaller unit.
     while value >= 999.95 and len(units) > 1:
-        value, units = value / 1000, units[1:]
+        value = value / 1000
+        units = units[1:]
     return f"{value:.0f} B" if units[0] == "B" else f"{value:.1f} {units[0]}"
 
 

@@ -68,7 +68,12 @@ def _render_card(card: Card) -> str:
     return f'<div class="fc-card">{label}<b>{escape_text(card.value)}</b>{note}</div>'
 
 
-def table(columns: Mapping[str, Sequence[str]], words: Iterable[str], pale: Sequence[bool] = (), note: str = "") -> str:
+def table(
+    columns: Mapping[str, Sequence[str]],
+    words: Iterable[str],
+    pale: Sequence[bool] = (),
+    note: str = "",
+) -> str:
     """Return a table of cells that are HTML already.
 
     Parameters

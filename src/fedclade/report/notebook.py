@@ -94,7 +94,10 @@ def _(comparison: Comparison) -> str:
 
 @html_of.register
 def _(suite: SuiteComparison) -> str:
-    parts = [markup.folded(name, _render_comparison(comparison)) for name, comparison in suite.scenarios.items()]
+    parts = [
+        markup.folded(name, _render_comparison(comparison))
+        for name, comparison in suite.scenarios.items()
+    ]
     columns = {name: _escape_cells(cells) for name, cells in suite.columns.items()}
     heading = markup.heading(f"{count(len(suite.scenarios), 'scenario')}", suite.title)
     return markup.whole(heading, markup.table(columns, ("config",)), *parts)

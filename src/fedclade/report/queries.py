@@ -107,7 +107,9 @@ def joined_series(tree: ParameterTree, found: Mapping[int, Series]) -> dict[int,
     return joined
 
 
-def _find_ancestor_series(tree: ParameterTree, found: Mapping[int, Series], node: int) -> Series | None:
+def _find_ancestor_series(
+    tree: ParameterTree, found: Mapping[int, Series], node: int
+) -> Series | None:
     """Return the series of the nearest ancestor that has one."""
     for ancestor in reversed(tree.above(node)[:-1]):
         if ancestor.id in found:
@@ -121,7 +123,10 @@ def criterion_series(run: Run, column: str) -> dict[int, Series]:
     for row in run.cluster_rows:
         if (value := row.get(column)) is not None:
             numbers[row["node"]][row["round"]] = value
-    return {node: Series(tuple(by_round), tuple(by_round.values())) for node, by_round in numbers.items()}
+    return {
+        node: Series(tuple(by_round), tuple(by_round.values()))
+        for node, by_round in numbers.items()
+    }
 
 
 def norm_thresholds(run: Run) -> tuple[float | None, float | dict[int, Series] | None]:
@@ -137,7 +142,8 @@ def norm_thresholds(run: Run) -> tuple[float | None, float | dict[int, Series] |
         tenth of the largest mean norm in a cluster's lineage so far, by node.
     """
     settings = run.config.get("algorithm", {})
-    if settings.get("criterion", "thresholds") != "thresholds":  # a test, or a criterion of one's own
+    # a test, or a criterion of one's own
+    if settings.get("criterion", "thresholds") != "thresholds":
         return None, None
     eps2 = settings.get("eps2")
     if eps2 is not None and (isinf(eps2) or not _is_eps2_of_updates(settings)):
@@ -179,7 +185,9 @@ def values_by_round(found: Iterable[Series]) -> dict[int, list[float]]:
     return dict(sorted(values.items()))
 
 
-def over_rounds(values: Mapping[int, Sequence[float]], reduce: Callable[[Sequence[float]], float]) -> Series:
+def over_rounds(
+    values: Mapping[int, Sequence[float]], reduce: Callable[[Sequence[float]], float]
+) -> Series:
     """Reduce the values of each round to one number, such as their mean."""
     return Series(tuple(values), tuple(reduce(at_round) for at_round in values.values()))
 

@@ -33,7 +33,9 @@ class Outcome:
     @classmethod
     def of(cls, run: Run) -> Outcome:
         """Read the outcome of a run."""
-        known = {row["client"]: row for row in sorted(run.client_rows, key=lambda row: row["round"])}
+        known = {
+            row["client"]: row for row in sorted(run.client_rows, key=lambda row: row["round"])
+        }
         last = max((row["round"] for row in known.values()), default=0)
         members = {client for node in run.tree.nodes for client in node.members}
         compared = {client for matrix in run.similarities for client in matrix.clients}

@@ -226,7 +226,9 @@ def in_common(summaries: Sequence[Mapping[str, Any]]) -> Score:
     if score.is_of(*summaries):
         return score
     names = dict.fromkeys(_list_names(summary) for summary in summaries)
-    raise ConfigError(f"runs should have a metric in common to be compared, got {' against '.join(names)}")
+    raise ConfigError(
+        f"runs should have a metric in common to be compared, got {' against '.join(names)}"
+    )
 
 
 def _list_names(summary: Mapping[str, Any]) -> str:

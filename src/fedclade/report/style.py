@@ -39,7 +39,9 @@ __all__ = [
     "set_title",
 ]
 
-INK, MUTED, FAINT = "#222222", "#6B6B6B", "#DADADA"
+INK = "#222222"
+MUTED = "#6B6B6B"
+FAINT = "#DADADA"
 """Text; secondary text, and clusters that are no more; grids and frames."""
 
 ACCENT = "#0072B2"
@@ -51,7 +53,18 @@ CLUSTERS = (
 )
 """Colours of clusters, after Okabe and Ito and after Tol: apart for people with deuteranopia and protanopia too."""
 
-TRUTH = ("#BBCCEE", "#CCDDAA", "#EEEEBB", "#FFCCCC", "#DDCCEE", "#CCEEFF", "#E8D3B9", "#DDDDDD", "#B9DCD2", "#F4D6E4")
+TRUTH = (
+    "#BBCCEE",
+    "#CCDDAA",
+    "#EEEEBB",
+    "#FFCCCC",
+    "#DDCCEE",
+    "#CCEEFF",
+    "#E8D3B9",
+    "#DDDDDD",
+    "#B9DCD2",
+    "#F4D6E4",
+)
 """Colours of true clusters: pale, so that nobody takes them for those of found ones."""
 
 DPI = 150
@@ -98,8 +111,19 @@ def save(figure: Figure, path: Path) -> Path:
 def set_title(figure: Figure, title: str, subtitle: str) -> None:
     """Put what the figure shows, and of which run, above it at the left."""
     height = figure.get_figheight()
-    figure.text(0.012, 1 - 0.12 / height, title, fontsize=13, fontweight="bold", color=INK, va="top", parse_math=False)
-    figure.text(0.012, 1 - 0.40 / height, subtitle, fontsize=9.5, color=MUTED, va="top", parse_math=False)
+    figure.text(
+        0.012,
+        1 - 0.12 / height,
+        title,
+        fontsize=13,
+        fontweight="bold",
+        color=INK,
+        va="top",
+        parse_math=False,
+    )
+    figure.text(
+        0.012, 1 - 0.40 / height, subtitle, fontsize=9.5, color=MUTED, va="top", parse_math=False
+    )
 
 
 def plain(*panels: Axes) -> None:
@@ -139,7 +163,9 @@ def log_scale(*panels: Axes) -> None:
         return
     axes = panels[0]
     axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high > 10 * low else (1, 1.5, 2, 3, 4, 5, 7)))
+    axes.yaxis.set_major_locator(
+        LogLocator(subs=(1, 2, 5) if high > 10 * low else (1, 1.5, 2, 3, 4, 5, 7))
+    )
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
 
@@ -156,7 +182,9 @@ def note(
 ) -> None:
     """Write a small note into or beside a panel, ``shift`` points from a place in ``data`` or shares of the axes."""
     look = {"fontsize": 9, "color": MUTED, "va": "bottom", **look}
-    axes.annotate(text, place, shift, xycoords=(x, y), textcoords="offset points", parse_math=False, **look)
+    axes.annotate(
+        text, place, shift, xycoords=(x, y), textcoords="offset points", parse_math=False, **look
+    )
 
 
 def handle(label: str, look: Mapping[str, Any]) -> Line2D:

@@ -23,8 +23,21 @@ from fedclade.config import Printed
 from fedclade.core import ConfigError, import_extra
 from fedclade.report import style
 from fedclade.report.comparison import Comparison
-from fedclade.report.comparison_files import ComparisonFiles, all_labels, csv_table, markdown_table, suite_figure
-from fedclade.report.estimates import BASELINES, ComparisonRow, Estimate, with_number, write_score, write_with_interval
+from fedclade.report.comparison_files import (
+    ComparisonFiles,
+    all_labels,
+    csv_table,
+    markdown_table,
+    suite_figure,
+)
+from fedclade.report.estimates import (
+    BASELINES,
+    ComparisonRow,
+    Estimate,
+    with_number,
+    write_score,
+    write_with_interval,
+)
 from fedclade.report.formats import NONE, count, number
 from fedclade.report.score import Score
 from fedclade.report.tables import new_table, wrap_heading
@@ -232,7 +245,9 @@ def rank_figure(ranks: Ranks) -> Figure:
     return figure
 
 
-def _draw_method(axes: Axes, name: str, rank: float, y: float, end: float, *, is_left: bool) -> None:
+def _draw_method(
+    axes: Axes, name: str, rank: float, y: float, end: float, *, is_left: bool
+) -> None:
     """Draw the line from a method's place on the axis of ranks to its label."""
     axes.plot([rank, rank, end], [0, y, y], color=style.MUTED, lw=0.8, gid="method")
     text = f" {name}  {rank:.1f} " if is_left else f" {rank:.1f}  {name} "
@@ -380,7 +395,11 @@ class SuiteComparison(ComparisonFiles):
         return tables
 
     def _overview_table(
-        self, title: str, headings: Sequence[str], cells: Mapping[str, Sequence[str]], places: Sequence[int]
+        self,
+        title: str,
+        headings: Sequence[str],
+        cells: Mapping[str, Sequence[str]],
+        places: Sequence[int],
     ) -> Table:
         """Return the overview of the scenarios at some places."""
         table = new_table(title, collapse_padding=True)
@@ -406,7 +425,9 @@ class SuiteComparison(ComparisonFiles):
 
     def frame(self) -> DataFrame:
         """Return the numbers of :meth:`csv` as a data frame; see :meth:`Comparison.frame`."""
-        frames = [comparison.frame().assign(scenario=name) for name, comparison in self.scenarios.items()]
+        frames = [
+            comparison.frame().assign(scenario=name) for name, comparison in self.scenarios.items()
+        ]
         pandas = import_extra("pandas", "pandas", "notebook", "SuiteComparison.frame")
         frame = pandas.concat(frames, ignore_index=True)
         return frame[["scenario", *frame.columns.drop("scenario")]]
@@ -439,7 +460,9 @@ class SuiteComparison(ComparisonFiles):
         See :meth:`Comparison.json`.
         """
         content: dict[str, Any] = {
-            "scenarios": {name: json.loads(comparison.json()) for name, comparison in self.scenarios.items()}
+            "scenarios": {
+                name: json.loads(comparison.json()) for name, comparison in self.scenarios.items()
+            }
         }
         if self.ranks is not None:
             content["ranks"] = asdict(self.ranks)
@@ -452,7 +475,10 @@ class SuiteComparison(ComparisonFiles):
 
     def figure(self) -> Figure:
         """Draw a panel for each scenario; see `suite_figure`."""
-        panels = {name: (self._score_of[name], comparison.rows) for name, comparison in self.scenarios.items()}
+        panels = {
+            name: (self._score_of[name], comparison.rows)
+            for name, comparison in self.scenarios.items()
+        }
         return suite_figure(panels)
 
     def figures(self) -> dict[str, Figure]:
@@ -499,9 +525,13 @@ class SuiteComparison(ComparisonFiles):
         """Metric of each scenario: the first that all scenarios have, or else its own first."""
         comparisons = list(self.scenarios.values())
         shared = [
-            score for score in comparisons[0].scores if all(score in comparison.scores for comparison in comparisons)
+            score
+            for score in comparisons[0].scores
+            if all(score in comparison.scores for comparison in comparisons)
         ]
-        return {name: (shared or comparison.scores)[0] for name, comparison in self.scenarios.items()}
+        return {
+            name: (shared or comparison.scores)[0] for name, comparison in self.scenarios.items()
+        }
 
     @property
     def title(self) -> str:
@@ -541,7 +571,9 @@ class SuiteComparison(ComparisonFiles):
         return cells
 
 
-def _divide_columns(headings: Sequence[str], cells: Mapping[str, Sequence[str]], width: int | None) -> list[list[int]]:
+def _divide_columns(
+    headings: Sequence[str], cells: Mapping[str, Sequence[str]], width: int | None
+) -> list[list[int]]:
     """Divide the places of columns into blocks that fit into ``width``, the labels included."""
     label_width = max(len(label) for label in ["config", *cells])
     blocks: list[list[int]] = []
@@ -572,7 +604,9 @@ def _index_rows(comparison: Comparison) -> dict[str, ComparisonRow]:
     return {row.label: row for row in comparison.rows}
 
 
-def _write_cell(score: Score, row: ComparisonRow | None, write: Callable[[Score, Estimate | None], str]) -> str:
+def _write_cell(
+    score: Score, row: ComparisonRow | None, write: Callable[[Score, Estimate | None], str]
+) -> str:
     """Write a score, with the ARI if known; empty for a configuration that has not run."""
     if row is None:
         return ""

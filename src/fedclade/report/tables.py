@@ -74,7 +74,9 @@ def visible(text: str) -> str:
 class Terminal(Console):
     """Console that removes control characters from all text, such as names and error messages."""
 
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
         """Render an object as segments, with control characters removed from their text."""
         for segment in super().render(renderable, options):
             if segment.control:
@@ -169,7 +171,8 @@ def _list_remarks_on_splits(run: Run) -> list[str]:
     if rejected:
         round_number, last = rejected[-1]
         remarks.append(
-            f"{count(len(rejected), 'bi-partition')} rejected, the last in round {round_number}: {escape(last.because)}"
+            f"{count(len(rejected), 'bi-partition')} rejected, the last in round {round_number}: "
+            f"{escape(last.because)}"
         )
     return remarks
 
@@ -262,10 +265,17 @@ def newcomer_table(newcomers: Newcomers, run: Run) -> Table:
     right = summary[RIGHT]
 
     table.add_column("client", footer="mean", no_wrap=True)
-    table.add_column("path in tree", footer="" if right is None else f"assigned correctly {number(right)}")
+    table.add_column(
+        "path in tree", footer="" if right is None else f"assigned correctly {number(right)}"
+    )
     for name in (f"{measure} to chosen child", f"{measure} to other child", "smallest margin"):
         table.add_column(escape(wrap_heading(name)), justify="right")
-    models = (f"{score.label} of assigned model", "of root model", "trained alone", "assigned and fine-tuned")
+    models = (
+        f"{score.label} of assigned model",
+        "of root model",
+        "trained alone",
+        "assigned and fine-tuned",
+    )
     for name, column in zip(models, columns, strict=True):
         heading = escape(wrap_heading(name))
         footer = score.text(summary[column])
@@ -303,7 +313,10 @@ def _list_remarks_on_newcomers(summary: Mapping[str, Any]) -> list[str]:
         reached = "the leaf that they reached"
         if summary["only_fitting"]:
             reached = "the deepest node that fits"
-        remarks.append(f"{count(misfits, 'newcomer')} of {total} fit no cluster, and got the model of {reached}")
+        remarks.append(
+            f"{count(misfits, 'newcomer')} of {total} fit no cluster, and got the model of "
+            f"{reached}"
+        )
     return remarks
 
 
@@ -328,7 +341,13 @@ def _join_numbers(values: Sequence[float | None]) -> str:
 MAX_CLUSTERS = 40
 """Number of clusters that are listed; of the rest only the number is shown."""
 
-QUANTILES = {"min": "min", "p10": "p10", "median": "p50", "p90": "p90", "worst tenth": "worst10_mean"}
+QUANTILES = {
+    "min": "min",
+    "p10": "p10",
+    "median": "p50",
+    "p90": "p90",
+    "worst tenth": "worst10_mean",
+}
 
 MAX_DEPTH = 12
 """Number of levels of the tree that are shown: deeper ones leave no room for text."""
@@ -456,12 +475,20 @@ def _chosen_round_facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]
         return
     score = Score.named(chosen["metric"], summary)
     validation = score.text(score.of_chosen(summary, "validation"))
-    yield ("chosen", f"round {chosen['round']}, best on validation data: {score.label} {validation} on them")
-    tested = [f"{each.label} {each.text(each.of_chosen(summary))}" for each in Score.all_of(summary)]
+    yield (
+        "chosen",
+        f"round {chosen['round']}, best on validation data: {score.label} {validation} on them",
+    )
+    tested = [
+        f"{each.label} {each.text(each.of_chosen(summary))}" for each in Score.all_of(summary)
+    ]
     yield "", f"on test data {', '.join(tested)}"
     if last := summary.get("last"):
         text = score.text(last["test"].get(score.name))
-        yield "", f"its models are stored; the last round, {last['round']}, had {score.label} {text}"
+        yield (
+            "",
+            f"its models are stored; the last round, {last['round']}, had {score.label} {text}",
+        )
 
 
 def _cluster_facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -504,11 +531,17 @@ def _sum_facts(run: Run) -> Iterator[tuple[str, str]]:
     clipped = events_of(run.events, SumClipped)
     if clipped:
         updates = sum(event.clipped for _, event in clipped)
-        yield ("updates clipped", f"{updates:,} in {count(len(clipped), 'sum')}, by network.secure_norm")
+        yield (
+            "updates clipped",
+            f"{updates:,} in {count(len(clipped), 'sum')}, by network.secure_norm",
+        )
     unguarded = events_of(run.events, SumUnguarded)
     if unguarded:
         first_round = unguarded[0][0]
-        yield ("sums unguarded", f"from round {first_round} on, a single client can determine the mean of a cluster")
+        yield (
+            "sums unguarded",
+            f"from round {first_round} on, a single client can determine the mean of a cluster",
+        )
 
 
 def _adversary_facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -540,7 +573,12 @@ def _adversary_facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _describe_privacy(
-    epsilon: float | None, delta: float, releases: int, steps: int | None = None, model: str = "local", **more: Any
+    epsilon: float | None,
+    delta: float,
+    releases: int,
+    steps: int | None = None,
+    model: str = "local",
+    **more: Any,
 ) -> str:
     """Describe the spent privacy budget, from the entries of ``summary["privacy"]``."""
     if epsilon is not None:
@@ -599,7 +637,9 @@ def _target_facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield " ".join(words), f"reached by the mean after {spent}; {share}"
 
 
-def _describe_node(node: Node, tree: ParameterTree, last_round: int | None, outcome: Outcome | None) -> Text:
+def _describe_node(
+    node: Node, tree: ParameterTree, last_round: int | None, outcome: Outcome | None
+) -> Text:
     """Describe a node: its size, rounds and members and, if it was split, the criteria."""
     is_leaf = not tree.children(node.id)
     text = Text(str(node.id), style="bold green" if is_leaf else "bold")

@@ -1,11 +1,18 @@
 """Runs: ``simulate()``, the round loop, history, checkpoints, the run folder, who is there, newcomers.
 
-Reports, the network and the command line import it; it imports all rooms that a run takes: data, models, training,
-algorithms, channel.
+Reports, the network and the command line import it; it imports all rooms that a run takes: data,
+models, training, algorithms, channel.
 """
 
 from fedclade.runs.backend import Backend, fitted_task
-from fedclade.runs.callbacks import Callback, Callbacks, EndRecord, OnRound, RoundRecord, SplitRecord
+from fedclade.runs.callbacks import (
+    Callback,
+    Callbacks,
+    EndRecord,
+    OnRound,
+    RoundRecord,
+    SplitRecord,
+)
 from fedclade.runs.checkpointer import Checkpointer
 from fedclade.runs.churn import Churn, ComingAndGoing
 from fedclade.runs.early_stopping import EarlyStopping
@@ -20,7 +27,14 @@ from fedclade.runs.history import (
     version_of,
     versions,
 )
-from fedclade.runs.models import Maker, decide_stream, initial_models, model_name, module_for, target_of
+from fedclade.runs.models import (
+    Maker,
+    decide_stream,
+    initial_models,
+    model_name,
+    module_for,
+    target_of,
+)
 from fedclade.runs.newcomers import assign
 from fedclade.runs.rounds import run_rounds
 from fedclade.runs.settings import Every, RunOptions, RunSettings, Stream, settings_from

@@ -1,6 +1,7 @@
 """The adversaries of a simulation: who they are, what they hold, and how honest clients and they fare, apart.
 
-Who lies is known to the simulation alone: it makes the middleware and the scores, and no algorithm sees it.
+Who lies is known to the simulation alone: it makes the middleware and the scores, and no algorithm
+sees it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,17 @@ import numpy as np
 from torch import Tensor
 
 from fedclade.channel import Adversary, Lying
-from fedclade.core import Ask, Clients, ConfigError, Evaluation, Mixture, ParameterTree, require, rng, shown
+from fedclade.core import (
+    Ask,
+    Clients,
+    ConfigError,
+    Evaluation,
+    Mixture,
+    ParameterTree,
+    require,
+    rng,
+    shown,
+)
 from fedclade.data import (
     Backdoor,
     Federation,
@@ -60,18 +71,30 @@ class Adversaries:
         Raises
         ------
         ConfigError
-            If there is no such true cluster, no client would be honest, or the data cannot be poisoned so.
+            If there is no such true cluster, no client would be honest, or the data cannot be
+            poisoned so.
         """
         if not adversary:
             return None
         liars = _drawn(adversary, federation, seed)
         if adversary.kind == "label_flip":
-            held: Federation = poison_federation(federation, liars, LabelFlip.of(federation.pool), seed)
+            held: Federation = poison_federation(
+                federation, liars, LabelFlip.of(federation.pool), seed
+            )
         elif adversary.kind == "backdoor":
             options = (adversary.option(name) for name in ("target", "patch", "poisoned"))
-            held = poison_federation(federation, liars, Backdoor.of(federation.pool, *options), seed)
+            held = poison_federation(
+                federation, liars, Backdoor.of(federation.pool, *options), seed
+            )
             names = [metric.name for metric in task.metrics]
-            require(("task.metrics", names, ACCURACY in names, f"with {ACCURACY!r}, by which a backdoor succeeds"))
+            require(
+                (
+                    "task.metrics",
+                    names,
+                    ACCURACY in names,
+                    f"with {ACCURACY!r}, by which a backdoor succeeds",
+                )
+            )
         else:
             held = federation
         return cls(adversary, held, Lying(adversary, liars, federation.keys), task)
@@ -85,35 +108,57 @@ class Adversaries:
         return self.lying.data(query, cast("Ask", ask)).labels
 
     def attacked(
-        self, clients: Clients, ids: Sequence[int], models: Tensor, rows: Sequence[int], mixture: Mixture | None
+        self,
+        clients: Clients,
+        ids: Sequence[int],
+        models: Tensor,
+        rows: Sequence[int],
+        mixture: Mixture | None,
     ) -> float | None:
         """Return the share of honest clients' test examples with the trigger that get the target label.
 
-        ``models [K, S]`` are those that clients are served with, by rows. None if there is no backdoor, or no example.
+        ``models [K, S]`` are those that clients are served with, by rows. None if there is no
+        backdoor, or no example.
         """
         if self.settings.kind != "backdoor":
             return None
         number = self.lying.number
         there = self.federation.in_round(-number).by_id
         asked = {
-            client: row for client, row in zip(ids, rows, strict=True) if self._is_honest(client) and client in there
+            client: row
+            for client, row in zip(ids, rows, strict=True)
+            if self._is_honest(client) and client in there
         }
         if not asked:
             return None
-        found = clients.evaluate(list(asked), models, list(asked.values()), "test", data_round=-number, mixture=mixture)
+        found = clients.evaluate(
+            list(asked), models, list(asked.values()), "test", data_round=-number, mixture=mixture
+        )
         column = [metric.name for metric in self.task.metrics].index(ACCURACY)
         examples = found.examples.double()
         return float(found.scores[:, column] @ examples / examples.sum()) if found.ids else None
 
     def columns(
-        self, evaluation: Evaluation | None, tree: ParameterTree, truth: Mapping[int, int] | None, success: float | None
+        self,
+        evaluation: Evaluation | None,
+        tree: ParameterTree,
+        truth: Mapping[int, int] | None,
+        success: float | None,
     ) -> Row:
         """Return the columns that a round has besides: scores of honest clients and of adversaries, and so on."""
         name = self.task.metrics[0].name
-        scores = {} if evaluation is None else dict(zip(evaluation.ids, evaluation.scores[:, 0].tolist(), strict=True))
+        scores = (
+            {}
+            if evaluation is None
+            else dict(zip(evaluation.ids, evaluation.scores[:, 0].tolist(), strict=True))
+        )
         return {
-            f"{name}_honest": mean_score(score for client, score in scores.items() if self._is_honest(client)),
-            f"{name}_adversaries": mean_score(score for client, score in scores.items() if not self._is_honest(client)),
+            f"{name}_honest": mean_score(
+                score for client, score in scores.items() if self._is_honest(client)
+            ),
+            f"{name}_adversaries": mean_score(
+                score for client, score in scores.items() if not self._is_honest(client)
+            ),
             "ari_honest": self._ari(tree, truth),
             "attack_success": success,
         }
@@ -139,14 +184,20 @@ class Adversaries:
             **({"lies": list(self.settings.lies)} if self.settings.lies else {}),
             "ids": sorted(self.lying.liars),
             "scores": scores,
-            "clusters": {"of_adversaries": alone, "of_both": mixed, "adversaries_with_honest": beside},
+            "clusters": {
+                "of_adversaries": alone,
+                "of_both": mixed,
+                "adversaries_with_honest": beside,
+            },
             "ari_honest": self._ari(tree, truth),
             "attack_success": last.get("attack_success"),
         }
 
     def _where(self, tree: ParameterTree) -> tuple[int, int, int]:
         """Return how many clusters have adversaries alone, and how many both, and the adversaries in the latter."""
-        liars = [sum(not self._is_honest(client) for client in leaf.members) for leaf in tree.leaves]
+        liars = [
+            sum(not self._is_honest(client) for client in leaf.members) for leaf in tree.leaves
+        ]
         each = [(n, len(leaf.members)) for n, leaf in zip(liars, tree.leaves, strict=True) if n]
         both = [n for n, members in each if n < members]
         return len(each) - len(both), len(both), sum(both)
@@ -161,11 +212,15 @@ class Adversaries:
 
 def _drawn(adversary: Adversary, federation: Federation, seed: int) -> list[int]:
     """Return the ids of the adversaries."""
-    among, cluster = list(federation.ids), adversary.cluster
+    among = list(federation.ids)
+    cluster = adversary.cluster
     if cluster is not None:
         truth = federation.true_clusters
         if truth is None:
-            raise ConfigError(f"adversary.cluster should be left out where true clusters are not known, got {cluster}")
+            raise ConfigError(
+                "adversary.cluster should be left out where true clusters are not known, got "
+                f"{cluster}"
+            )
         among = [client for client in among if truth[client] == cluster]
         known = shown(sorted(set(truth.values())))
         require(("adversary.cluster", cluster, bool(among), f"one of the true clusters, {known}"))

@@ -50,9 +50,11 @@ class RoundRecord(_Record):
     last
         Whether no round follows.
     so_far
-        Returns the run of the rounds so far, or None before the first evaluation; to be called before the next round.
+        Returns the run of the rounds so far, or None before the first evaluation; to be called
+        before the next round.
     rows
-        The metrics of all rounds so far, those of a run that is continued among them. The last is ``metrics``.
+        The metrics of all rounds so far, those of a run that is continued among them. The last is
+        ``metrics``.
     scored_by
         The metrics of the task; the first counts.
     """
@@ -80,7 +82,8 @@ class SplitRecord(_Record):
     children
         The members of each cluster that it became, by node.
     event
-        What the algorithm tells of it, with the numbers by which it was decided; None if it tells nothing.
+        What the algorithm tells of it, with the numbers by which it was decided; None if it tells
+        nothing.
     """
 
     round: int
@@ -93,7 +96,11 @@ class SplitRecord(_Record):
         """The numbers of the event, such as ``max_norm`` or ``p_value``, by name; those it has none of are left out."""
         if self.event is None:
             return {}
-        values = {each.name: getattr(self.event, each.name) for each in fields(self.event) if each.name != "node"}
+        values = {
+            each.name: getattr(self.event, each.name)
+            for each in fields(self.event)
+            if each.name != "node"
+        }
         return {name: value for name, value in values.items() if isinstance(value, int | float)}
 
 
@@ -108,7 +115,8 @@ class EndRecord(_Record):
     reason
         ``finished``; ``interrupted``, by whoever started it or by a callback; or ``failed``.
     run
-        The finished run, which its folder holds by now, or that of the rounds so far; None before the first evaluation.
+        The finished run, which its folder holds by now, or that of the rounds so far; None before
+        the first evaluation.
     error
         What ended it; None if it finished.
     """
@@ -121,19 +129,20 @@ class EndRecord(_Record):
 class Callback:
     """Follows a run; subclasses say what to do at which moments, and leave out the others.
 
-    If a method fails, a warning says so, once, and the run goes on; an error of fedclade's own ends it. A callback
-    changes nothing of a run but when it ends. A run that is continued calls with its rounds from there on; one that had
-    finished already, which its folder holds, with nothing.
+    If a method fails, a warning says so, once, and the run goes on; an error of fedclade's own ends
+    it. A callback changes nothing of a run but when it ends. A run that is continued calls with its
+    rounds from there on; one that had finished already, which its folder holds, with nothing.
     """
 
     def on_split(self, record: SplitRecord, /) -> None:
         """Hear that one cluster became several; before ``on_round`` of that round.
 
-        That is each :class:`~fedclade.core.ClusterSplit` (CFL, FL+HC, and rcfl where it asks a cohort alone); each
-        :class:`~fedclade.core.Regrouped` with a cluster that there was not (rcfl), whose children are all clusters that
-        it found in its node, the root or a cluster of the round before; the :class:`~fedclade.core.Clustered` that
-        makes all clients into clusters (PACFL); and, without an event, the round in which clients first go into
-        clusters whose models were there from the start (FedGroup, IFCA, FeSEM). Clients that move between clusters
+        That is each :class:`~fedclade.core.ClusterSplit` (CFL, FL+HC, and rcfl where it asks a
+        cohort alone); each :class:`~fedclade.core.Regrouped` with a cluster that there was not
+        (rcfl), whose children are all clusters that it found in its node, the root or a cluster of
+        the round before; the :class:`~fedclade.core.Clustered` that makes all clients into clusters
+        (PACFL); and, without an event, the round in which clients first go into clusters whose
+        models were there from the start (FedGroup, IFCA, FeSEM). Clients that move between clusters
         later, or join one, are no split.
         """
 
@@ -143,9 +152,10 @@ class Callback:
         Returns
         -------
         bool or FINISH or None
-            :data:`fedclade.FINISH` to finish the run after this round: it is evaluated, and its results are written as
-            after the last round. True to interrupt it: a checkpoint is saved, and :class:`~fedclade.RunInterrupted`
-            raised; the run is unfinished and can be continued. Anything else to go on. FINISH wins over True.
+            :data:`fedclade.FINISH` to finish the run after this round: it is evaluated, and its
+            results are written as after the last round. True to interrupt it: a checkpoint is
+            saved, and :class:`~fedclade.RunInterrupted` raised; the run is unfinished and can be
+            continued. Anything else to go on. FINISH wins over True.
         """
 
     def reason(self, record: RoundRecord, /) -> str:
@@ -168,7 +178,10 @@ class Callbacks:
     """
 
     def __init__(
-        self, callbacks: Sequence[Callback] = (), on_round: OnRound | None = None, stop: Stop | None = None
+        self,
+        callbacks: Sequence[Callback] = (),
+        on_round: OnRound | None = None,
+        stop: Stop | None = None,
     ) -> None:
         first = [] if on_round is None else [_OnRound(on_round)]
         last = [] if stop is None else [_Stop(stop)]
@@ -191,7 +204,10 @@ class Callbacks:
 
     def round(self, record: RoundRecord) -> bool | Stopped:
         """Tell of a round; return why the run is to be finished, or else whether it is to be interrupted."""
-        asked = [self._call(place, "on_round", each.on_round, record) for place, each in enumerate(self._all)]
+        asked = [
+            self._call(place, "on_round", each.on_round, record)
+            for place, each in enumerate(self._all)
+        ]
         for place, answer in enumerate(asked):
             if answer is FINISH:
                 why = self._call(place, "reason", self._all[place].reason, record)
@@ -259,7 +275,13 @@ class Following:
     scored_by: Sequence[Metric] = ()
 
     def round(
-        self, before: ParameterTree, after: ParameterTree, metrics: Row, events: tuple[Event, ...], *, last: bool
+        self,
+        before: ParameterTree,
+        after: ParameterTree,
+        metrics: Row,
+        events: tuple[Event, ...],
+        *,
+        last: bool,
     ) -> bool | Stopped:
         """Tell of a round, and of the splits in it, given the tree before and after.
 
@@ -267,10 +289,18 @@ class Following:
         """
         if not self.callbacks:
             return False
-        number, config = metrics["round"], self.config()
+        number = metrics["round"]
+        config = self.config()
         for node, children, event in splits_of(before, after, events):
             self.callbacks.split(
-                SplitRecord(config=config, folder=self.folder, round=number, node=node, children=children, event=event)
+                SplitRecord(
+                    config=config,
+                    folder=self.folder,
+                    round=number,
+                    node=node,
+                    children=children,
+                    event=event,
+                )
             )
         return self.callbacks.round(
             RoundRecord(
@@ -289,7 +319,9 @@ class Following:
 
     def finished(self, run: Run) -> None:
         """Tell that the run has finished."""
-        self.callbacks.end(EndRecord(config=self.config(), folder=self.folder, reason="finished", run=run))
+        self.callbacks.end(
+            EndRecord(config=self.config(), folder=self.folder, reason="finished", run=run)
+        )
 
     def ended(self, error: BaseException) -> None:
         """Tell that an error has ended the run."""
@@ -297,7 +329,11 @@ class Following:
             failed = isinstance(error, Exception) and not isinstance(error, RunInterrupted)
             reason = "failed" if failed else "interrupted"
             run = self.so_far()
-            self.callbacks.end(EndRecord(config=self.config(), folder=self.folder, reason=reason, run=run, error=error))
+            self.callbacks.end(
+                EndRecord(
+                    config=self.config(), folder=self.folder, reason=reason, run=run, error=error
+                )
+            )
 
 
 class _OnRound(Callback):
@@ -327,7 +363,9 @@ class _Stop(Callback):
 
 
 @contextmanager
-def progress_shown(progress: bool | None, name: str, rounds: int, following: Callbacks) -> Generator[Callbacks]:
+def progress_shown(
+    progress: bool | None, name: str, rounds: int, following: Callbacks
+) -> Generator[Callbacks]:
     """Show a bar while the block runs, and give what is to follow the run: the bar, and what follows it anyway.
 
     ``progress`` says whether to; None: in a notebook and at Python's prompt.

@@ -24,7 +24,8 @@ from fedclade.runs.store.contents import TO_NOTE, check_shape, plain
 TIMES_A_SAVE = 60
 """``auto`` lets so many times pass what the last save took, so that saving stays below 2 % of a run: 1 / 61 = 1.6 %."""
 
-FIRST_SAVE_SECONDS, FIRST_SAVE_BYTES = 0.05, 100e6
+FIRST_SAVE_SECONDS = 0.05
+FIRST_SAVE_BYTES = 100e6
 """What the first save is taken to cost: some waiting for the disk, and a second for so many bytes."""
 
 _log = logging.getLogger(__name__)
@@ -72,7 +73,8 @@ class CheckpointPolicy:
 class Checkpointer:
     """Keeps a run in its folder; without a folder it does nothing.
 
-    To be used as a context from when the run begins: at its end, other processes may write to the folder again.
+    To be used as a context from when the run begins: at its end, other processes may write to the
+    folder again.
 
     Parameters
     ----------
@@ -83,7 +85,8 @@ class Checkpointer:
     every
         See :class:`CheckpointPolicy`.
     fingerprint
-        Returns that of the data, see :attr:`Federation.fingerprint <fedclade.data.Federation.fingerprint>`.
+        Returns that of the data, see :attr:`Federation.fingerprint
+        <fedclade.data.Federation.fingerprint>`.
     finish
         Whether the run in the folder is to be finished where it stands, without another round.
 
@@ -94,7 +97,8 @@ class Checkpointer:
     RunError
         If the folder holds something else, or a run of another config.
     CheckpointError
-        If it holds checkpoints, and none can be used, or a run is to be finished that has no checkpoint.
+        If it holds checkpoints, and none can be used, or a run is to be finished that has no
+        checkpoint.
     """
 
     def __init__(
@@ -111,7 +115,9 @@ class Checkpointer:
         try:
             check_shape(config, TO_NOTE, "a config to note")
         except ValueError as error:
-            raise ConfigError(f"{error}; give that of a whole run, or leave it out to have it put together") from error
+            raise ConfigError(
+                f"{error}; give that of a whole run, or leave it out to have it put together"
+            ) from error
         self._fingerprint = fingerprint
         self._policy = CheckpointPolicy(every)
         self._saved = 0  # the round of the newest checkpoint
@@ -123,9 +129,14 @@ class Checkpointer:
                 self._found = self._folder.newest(config, fingerprint())
         self._finish = finish
         if finish and self._folder is None:
-            raise ConfigError("finish = True finishes the run that is in a folder, and none is given; name it: folder=")
+            raise ConfigError(
+                "finish = True finishes the run that is in a folder, and none is given; name it: "
+                "folder="
+            )
         if finish and self._found is None and self.finished() is None:
-            raise CheckpointError(f"{folder} has no checkpoint, so no round of a run can be finished there")
+            raise CheckpointError(
+                f"{folder} has no checkpoint, so no round of a run can be finished there"
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -163,12 +174,16 @@ class Checkpointer:
             return settings, device, None
         before = self._found.made_with
         if before["device"] == "cpu" and device == "cuda":
-            raise ConfigError("the run began on the CPU and can only go on there; leave out --device cuda")
+            raise ConfigError(
+                "the run began on the CPU and can only go on there; leave out --device cuda"
+            )
         memory = before["memory"] if settings.memory is None else settings.memory
         settings = replace(settings, stream=self._found.config["stream"], memory=memory)
         return settings, before["device"] if device == "auto" else device, before["engine"]
 
-    def restored(self, algorithm: Algorithm, backend: Backend, history: History) -> TrainingState | None:
+    def restored(
+        self, algorithm: Algorithm, backend: Backend, history: History
+    ) -> TrainingState | None:
         """Return how far the run has come that is continued; None if there is none.
 
         Raises
@@ -179,19 +194,29 @@ class Checkpointer:
         if self._found is None:
             return None
         found = self._found.moved(backend.device)
-        entries, expected = found.tree.nodes[0].params.shape[-1], backend.initial.shape[-1]
+        entries = found.tree.nodes[0].params.shape[-1]
+        expected = backend.initial.shape[-1]
         if entries != expected:
             raise CheckpointError(
-                f"the checkpoint of round {found.round} holds models of {entries} entries, and the model given has "
-                f"{expected}; give the run the model that it began with"
+                f"the checkpoint of round {found.round} holds models of {entries} entries, and the "
+                f"model given has {expected}; give the run the model that it began with"
             )
         now = _made_with(backend)
-        if changed := [f"{key} {was!r} is now {now[key]!r}" for key, was in found.made_with.items() if was != now[key]]:
-            _log.warning("the run may end in other bits than without the interruption: %s", ", ".join(changed))
+        if changed := [
+            f"{key} {was!r} is now {now[key]!r}"
+            for key, was in found.made_with.items()
+            if was != now[key]
+        ]:
+            _log.warning(
+                "the run may end in other bits than without the interruption: %s",
+                ", ".join(changed),
+            )
         if backend.store is not None:
             backend.store.load(found.stores)
         self._saved = found.round
-        history = replace(history, **found.rows, similarities={s.node: s for s in found.similarities})
+        history = replace(
+            history, **found.rows, similarities={s.node: s for s in found.similarities}
+        )
         state = algorithm.state_type.from_tensors(found.tree, found.memory)
         # Of a run that is now given more rounds, its callbacks decide again.
         is_longer = self.config["rounds"] > found.config["rounds"]
@@ -213,7 +238,11 @@ class Checkpointer:
     def stop(self, training: TrainingState, backend: Backend) -> NoReturn:
         """Save a checkpoint, and raise a RunInterrupted."""
         self._save(training, backend)
-        then = "nothing was kept" if self._folder is None else f"the same call continues from {self._folder.path}"
+        then = (
+            "nothing was kept"
+            if self._folder is None
+            else f"the same call continues from {self._folder.path}"
+        )
         raise RunInterrupted(f"interrupted after round {training.number}", then)
 
     def rescue(self, training: TrainingState, backend: Backend) -> None:
@@ -240,7 +269,8 @@ class Checkpointer:
         self._saved = training.number
 
     def _checkpoint(self, training: TrainingState, backend: Backend) -> Checkpoint:
-        memory, history = training.state.tensors(), training.history
+        memory = training.state.tensors()
+        history = training.history
         return Checkpoint(
             round=training.number,
             config={**self.config, **backend.settled},
@@ -248,8 +278,13 @@ class Checkpointer:
             fingerprint=self._fingerprint(),
             tree=training.state.tree,
             memory=memory,
-            on_cpu=frozenset(name for name, tensor in memory.items() if tensor.device.type == "cpu"),
-            rows={name: getattr(history, name) for name in ("metrics", "clusters", "clients", "events")},
+            on_cpu=frozenset(
+                name for name, tensor in memory.items() if tensor.device.type == "cpu"
+            ),
+            rows={
+                name: getattr(history, name)
+                for name in ("metrics", "clusters", "clients", "events")
+            },
             similarities=tuple(history.similarities.values()),
             stores={} if backend.store is None else backend.store.tensors(),
             stopped=None if training.stopped is None else training.stopped.as_dict(),

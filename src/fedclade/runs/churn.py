@@ -76,7 +76,8 @@ class Trace:
 
     def there(self, seconds: float) -> NDArray[np.bool_]:
         """Return which clients are there so many seconds after the start, ``[n]``."""
-        at, found = seconds % self.period, self.always.copy()
+        at = seconds % self.period
+        found = self.always.copy()
         found[self.places[(self.starts <= at) & (at < self.ends)]] = True
         return found
 
@@ -94,8 +95,10 @@ class Trace:
         root = rng.generator(seed, "hours of the day").integers(2**64, size=2, dtype=np.uint64)
         of_keys = np.array(keys, dtype=np.int64).view(np.uint64)
         starts, lengths = (_uniform(of_keys, number) for number in root)
-        starts, lengths = starts * DAY, 3600 * (HOURS[0] + lengths * (HOURS[1] - HOURS[0]))
-        places, ends = np.arange(len(keys)), starts + lengths
+        starts = starts * DAY
+        lengths = 3600 * (HOURS[0] + lengths * (HOURS[1] - HOURS[0]))
+        places = np.arange(len(keys))
+        ends = starts + lengths
         late = ends > DAY  # past midnight: two intervals
         return cls(
             np.concatenate([places, places[late]]),
@@ -109,50 +112,62 @@ class Trace:
     def read(cls, path: Path, federation: Federation, period: float | None = None) -> Trace:
         """Read a CSV, TSV or Parquet file of columns ``client``, ``from`` and ``to``, a row for each interval.
 
-        A client goes by its name, or else by its id; one that no row names is always there. Without a period the trace
-        repeats after its last day.
+        A client goes by its name, or else by its id; one that no row names is always there. Without
+        a period the trace repeats after its last day.
 
         Raises
         ------
         DataError
-            If the file cannot be read, a column is missing, a client is unknown, a number is missing, an interval is
-            reversed or begins before 0, or two of a client overlap.
+            If the file cannot be read, a column is missing, a client is unknown, a number is
+            missing, an interval is reversed or begins before 0, or two of a client overlap.
         ConfigError
             If an interval ends after the period.
         """
         roles = ColumnRoles(inputs=("from", "to"), as_texts=("client",))
         rows = Rows(prepare_sheets([read_sheet(path)], roles, Notation()))
-        starts, ends = _seconds(rows, "from", path), _seconds(rows, "to", path)
+        starts = _seconds(rows, "from", path)
+        ends = _seconds(rows, "to", path)
         places = _places(rows.texts("client"), federation, path)
         if len(odd := np.flatnonzero((starts < 0) | (ends <= starts))):
             row = int(odd[0])
             raise DataError(
-                f"{path}: 'from' should be at least 0 and below 'to', got from {starts[row]:g} to {ends[row]:g} in row "
-                f"{row + 1}"
+                f"{path}: 'from' should be at least 0 and below 'to', got from {starts[row]:g} to "
+                f"{ends[row]:g} in row {row + 1}"
             )
         order = np.lexsort((starts, places))
-        places, starts, ends = places[order], starts[order], ends[order]
+        places = places[order]
+        starts = starts[order]
+        ends = ends[order]
         if len(odd := np.flatnonzero((places[1:] == places[:-1]) & (starts[1:] < ends[:-1]))):
             i = int(odd[0])
             raise DataError(
-                f"{path}: intervals of client {federation.clients[places[i]].name!r} overlap: from {starts[i]:g} to "
-                f"{ends[i]:g} and from {starts[i + 1]:g} to {ends[i + 1]:g}; join them to one row"
+                f"{path}: intervals of client {federation.clients[places[i]].name!r} overlap: from "
+                f"{starts[i]:g} to {ends[i]:g} and from {starts[i + 1]:g} to {ends[i + 1]:g}; join "
+                "them to one row"
             )
         last = float(ends.max())
         if period is not None and period < last:
             raise ConfigError(
-                f"presence.trace_period should be at least {last:g}, the last 'to' of {path}, got {period:g}"
+                f"presence.trace_period should be at least {last:g}, the last 'to' of {path}, got "
+                f"{period:g}"
             )
         always = np.ones(len(federation), dtype=bool)
         always[places] = False
         if always.any():
-            _log.info("%s has no row of %d of %d clients, which are always there", path, always.sum(), len(always))
+            _log.info(
+                "%s has no row of %d of %d clients, which are always there",
+                path,
+                always.sum(),
+                len(always),
+            )
         return cls(places, starts, ends, period or DAY * math.ceil(last / DAY), always)
 
 
 def _seconds(rows: Rows, column: str, path: Path) -> Numbers:
     if rows.kind(column) not in ("whole", "number"):
-        raise DataError(f"{path}: column {column!r} should hold seconds since the start, as numbers")
+        raise DataError(
+            f"{path}: column {column!r} should hold seconds since the start, as numbers"
+        )
     return rows.numbers(column)
 
 
@@ -163,8 +178,8 @@ def _places(named: NDArray[np.object_], federation: Federation, path: Path) -> P
     names, which = np.unique(named.astype(str), return_inverse=True)
     if unknown := [str(name) for name in names.tolist() if name not in place_of]:
         raise DataError(
-            f"{path} names clients that are not there: {shown(unknown)}; they should be names or ids, such as "
-            f"{federation.clients[0].name!r} or {federation.clients[0].id}"
+            f"{path} names clients that are not there: {shown(unknown)}; they should be names or "
+            f"ids, such as {federation.clients[0].name!r} or {federation.clients[0].id}"
         )
     return np.array([place_of[name] for name in names.tolist()], dtype=np.int64)[which]
 
@@ -181,13 +196,16 @@ class ComingAndGoing(Clients):
     """Clients of which some join late and some leave early; only those that are there in the round can be queried."""
 
     @abstractmethod
-    def begin(self, algorithm: Algorithm, state: State, this_round: Round) -> tuple[State, list[Event]]:
+    def begin(
+        self, algorithm: Algorithm, state: State, this_round: Round
+    ) -> tuple[State, list[Event]]:
         """Begin a round: let clients come and go; return the next state and the events of that."""
 
     def stay(self, number: int, tree: ParameterTree) -> None:
         """Be the clients of a round that is over, with its tree, so that they can be evaluated after it.
 
-        It changes nothing but in a run that is continued, whose clients have not had the round in this process.
+        It changes nothing but in a run that is continued, whose clients have not had the round in
+        this process.
         """
 
     @property
@@ -214,12 +232,12 @@ class Churn:
     join_round
         Newcomers take part from this round on, at least 2; if left out, they stay outside.
     leave_round
-        From this round on, at least 2, as many clients as there are newcomers, drawn from all, take no part any more;
-        their models stay.
+        From this round on, at least 2, as many clients as there are newcomers, drawn from all, take
+        no part any more; their models stay.
     trace
-        When clients are there: a file, see :meth:`Trace.read <fedclade.runs.churn.Trace.read>`, or ``daily`` for hours
-        that are made up; always, if left out. A cohort is drawn among those that are there when a round begins; the
-        others keep their clusters and their models.
+        When clients are there: a file, see :meth:`Trace.read <fedclade.runs.churn.Trace.read>`, or
+        ``daily`` for hours that are made up; always, if left out. A cohort is drawn among those
+        that are there when a round begins; the others keep their clusters and their models.
     round_seconds
         How much time of the trace passes from one round to the next; an hour by default.
     trace_period
@@ -228,8 +246,8 @@ class Churn:
     Raises
     ------
     ConfigError
-        If a round is below 2, clients would leave before others join, seconds are not above 0, or are given without
-        what they belong to.
+        If a round is below 2, clients would leave before others join, seconds are not above 0, or
+        are given without what they belong to.
     """
 
     join_round: int | None = None
@@ -240,16 +258,41 @@ class Churn:
 
     def __post_init__(self) -> None:
         for name, number in (("join_round", self.join_round), ("leave_round", self.leave_round)):
-            require((f"newcomers.{name}", number, number is None or number >= 2, "at least 2, or left out"))
+            require(
+                (
+                    f"newcomers.{name}",
+                    number,
+                    number is None or number >= 2,
+                    "at least 2, or left out",
+                )
+            )
         if self.join_round is not None and self.leave_round is not None:
             holds = self.leave_round > self.join_round
-            require(("newcomers.leave_round", self.leave_round, holds, f"after join_round, {self.join_round}"))
-        period, of_file = self.trace_period, self.trace not in (None, DAILY)
+            require(
+                (
+                    "newcomers.leave_round",
+                    self.leave_round,
+                    holds,
+                    f"after join_round, {self.join_round}",
+                )
+            )
+        period = self.trace_period
+        of_file = self.trace not in (None, DAILY)
         require(
             ("presence.trace", self.trace, self.trace != "", "a file, 'daily', or left out"),
-            ("presence.round_seconds", self.round_seconds, self.round_seconds > 0, "greater than 0"),
+            (
+                "presence.round_seconds",
+                self.round_seconds,
+                self.round_seconds > 0,
+                "greater than 0",
+            ),
             ("presence.trace_period", period, period is None or period > 0, "greater than 0"),
-            ("presence.trace_period", period, period is None or of_file, "left out unless presence.trace is a file"),
+            (
+                "presence.trace_period",
+                period,
+                period is None or of_file,
+                "left out unless presence.trace is a file",
+            ),
         )
 
     def check(self, newcomers: int, clients: int, rounds: int) -> None:
@@ -265,7 +308,14 @@ class Churn:
                 rule = f"at most {rounds}, the number of rounds, with newcomers.clients at least 1"
                 require((f"newcomers.{name}", number, number <= rounds and newcomers > 0, rule))
         if self.leave_round is not None and self.join_round is None:
-            require(("newcomers.clients", newcomers, newcomers < clients, f"below {clients}, or all would leave"))
+            require(
+                (
+                    "newcomers.clients",
+                    newcomers,
+                    newcomers < clients,
+                    f"below {clients}, or all would leave",
+                )
+            )
 
     def everybody(self, federation: Federation) -> Federation:
         """Return all that are there at some time: the clients, and the newcomers if they join."""
@@ -276,7 +326,11 @@ class Churn:
     @property
     def of_trace(self) -> dict[str, str | float | None]:
         """The ``[presence]`` section of a config."""
-        return {"trace": self.trace, "round_seconds": self.round_seconds, "trace_period": self.trace_period}
+        return {
+            "trace": self.trace,
+            "round_seconds": self.round_seconds,
+            "trace_period": self.trace_period,
+        }
 
     def timetable(self, everybody: Federation, seed: int) -> Timetable | None:
         """Return which clients are away in each round; None where there is no trace. Raises what reading it raises."""
@@ -299,14 +353,19 @@ class Churn:
     ) -> ChurningClients:
         """Return the clients of :meth:`everybody`, of which an algorithm sees those that are there.
 
-        Those that leave are drawn from all, by the seed. Those that are away by the timetable are named to the
-        ``absence``, the middleware that leaves them out, and so are adversaries that come late.
+        Those that leave are drawn from all, by the seed. Those that are away by the timetable are
+        named to the ``absence``, the middleware that leaves them out, and so are adversaries that
+        come late.
         """
         late = () if federation.newcomers is None else federation.newcomers.ids
         joins = {} if self.join_round is None else dict.fromkeys(late, self.join_round)
         leaves: dict[int, int] = {}
         if self.leave_round is not None:
-            drawn = rng.generator(seed, "leave").choice(list(clients.ids), len(late), replace=False).tolist()
+            drawn = (
+                rng.generator(seed, "leave")
+                .choice(list(clients.ids), len(late), replace=False)
+                .tolist()
+            )
             leaves = dict.fromkeys(sorted(drawn), self.leave_round)
         everybody = self.everybody(federation) if federation.stages else None
         return ChurningClients(clients, joins, leaves, timetable, absence, everybody, lying)
@@ -329,8 +388,9 @@ class Timetable:
 class ChurningClients(Channel, ComingAndGoing):
     """Clients with the first round of each that ``joins`` late, and the first round without each that ``leaves``.
 
-    With a timetable, those that are away are left out of a round by the ``absence``, which is among their middleware.
-    A ``federation`` whose data changes says what they hold in each round; queries are about that, unless they say more.
+    With a timetable, those that are away are left out of a round by the ``absence``, which is among
+    their middleware. A ``federation`` whose data changes says what they hold in each round; queries
+    are about that, unless they say more.
     """
 
     def __init__(
@@ -344,8 +404,11 @@ class ChurningClients(Channel, ComingAndGoing):
         lying: Lying | None = None,
     ) -> None:
         super().__init__(clients)
-        self._joins, self._leaves, self._federation = joins, leaves, federation
-        self._timetable, self._lying = timetable, lying
+        self._joins = joins
+        self._leaves = leaves
+        self._federation = federation
+        self._timetable = timetable
+        self._lying = lying
         if absence is None:  # no query passes it: it only notes who is away
             absence = Absence(0, DataSpec("", (), outputs=0))
         self._absence = absence
@@ -356,7 +419,11 @@ class ChurningClients(Channel, ComingAndGoing):
         """All that are there, in a fixed order."""
         if not self._joins and not self._leaves:
             return self._clients.ids
-        return [c for c in self._clients.ids if self._joins.get(c, 1) <= self._number and not self._gone(c)]
+        return [
+            c
+            for c in self._clients.ids
+            if self._joins.get(c, 1) <= self._number and not self._gone(c)
+        ]
 
     @property
     def sizes(self) -> Mapping[int, int]:
@@ -380,7 +447,9 @@ class ChurningClients(Channel, ComingAndGoing):
             query = replace(query, data_round=self._number)
         return super().ask(query)
 
-    def begin(self, algorithm: Algorithm, state: State, this_round: Round) -> tuple[State, list[Event]]:
+    def begin(
+        self, algorithm: Algorithm, state: State, this_round: Round
+    ) -> tuple[State, list[Event]]:
         """Begin a round: let clients come and go; return the next state and the events of that."""
         self._at(this_round.number, state.tree)
         changed = self._changed()
@@ -412,7 +481,11 @@ class ChurningClients(Channel, ComingAndGoing):
         if not (away := self._absence.away):
             return state
         nodes = [
-            replace(node, members=tuple(client for client in node.members if client not in away), cached=None)
+            replace(
+                node,
+                members=tuple(client for client in node.members if client not in away),
+                cached=None,
+            )
             for node in state.tree.nodes
         ]
         return replace(state, tree=ParameterTree(tuple(nodes)))
@@ -428,7 +501,9 @@ class ChurningClients(Channel, ComingAndGoing):
         """Return the clients that are there, and hold other data than in the round before."""
         if self._federation is None or self.stage == self._federation.stage_in(self._number - 1):
             return ()
-        now, before = (self._federation.in_round(number).by_id for number in (self._number, self._number - 1))
+        now, before = (
+            self._federation.in_round(number).by_id for number in (self._number, self._number - 1)
+        )
         return tuple(client for client in self.ids if now[client] is not before[client])
 
     def _at(self, number: int, tree: ParameterTree | None = None) -> None:

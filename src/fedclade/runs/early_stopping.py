@@ -20,10 +20,11 @@ from fedclade.tasks import Metric
 class EarlyStopping(Callback):
     """Finish a run when the clients' mean score on validation data has not improved for a while.
 
-    Test data have no part in it. The run evaluates on validation data wherever it evaluates on test data
-    (``evaluate_validation`` of :class:`~fedclade.RunSettings` is set), and every client must have validation data. The
-    decision depends on the table of metrics alone, so a run that is interrupted and continued stops in the same round
-    as one that is not. To keep the models of the best round rather than those of the last, set ``keep_best``.
+    Test data have no part in it. The run evaluates on validation data wherever it evaluates on test
+    data (``evaluate_validation`` of :class:`~fedclade.RunSettings` is set), and every client must
+    have validation data. The decision depends on the table of metrics alone, so a run that is
+    interrupted and continued stops in the same round as one that is not. To keep the models of the
+    best round rather than those of the last, set ``keep_best``.
 
     In a config it is the section ``[stop]`` with the same keys.
 
@@ -32,13 +33,14 @@ class EarlyStopping(Callback):
     metric
         The metric to follow, in its own direction, or ``loss``; by default the first of the task.
     patience
-        After this number of evaluations in a row without an improvement the run finishes, at least 1. These are rounds,
-        unless ``evaluate_every`` is larger than 1.
+        After this number of evaluations in a row without an improvement the run finishes, at least
+        1. These are rounds, unless ``evaluate_every`` is larger than 1.
     min_delta
-        An improvement is a score that is better than the best by more than this, at least 0. A score that is NaN or
-        infinite is none.
+        An improvement is a score that is better than the best by more than this, at least 0. A
+        score that is NaN or infinite is none.
     start_round
-        Rounds before this one are not counted, at least 1. Set it where clusters split late: scores may rest before.
+        Rounds before this one are not counted, at least 1. Set it where clusters split late: scores
+        may rest before.
 
     Raises
     ------
@@ -63,7 +65,12 @@ class EarlyStopping(Callback):
     def __post_init__(self) -> None:
         require(
             ("stop.patience", self.patience, self.patience >= 1, "at least 1"),
-            ("stop.min_delta", self.min_delta, 0 <= self.min_delta < float("inf"), "at least 0, and finite"),
+            (
+                "stop.min_delta",
+                self.min_delta,
+                0 <= self.min_delta < float("inf"),
+                "at least 0, and finite",
+            ),
             ("stop.start_round", self.start_round, self.start_round >= 1, "at least 1"),
         )
 
@@ -84,8 +91,9 @@ class EarlyStopping(Callback):
         is_evaluated = record.metrics.get(f"{metric.name}_mean") is not None
         if is_evaluated and not any(column_of(metric.name) in row for row in record.rows):
             raise ConfigError(
-                f"round {record.round}: EarlyStopping needs scores on validation data, and no client has any; set "
-                "evaluate_validation = true, and data.validation_fraction above 0 for every client, such as 0.2"
+                f"round {record.round}: EarlyStopping needs scores on validation data, and no "
+                "client has any; set evaluate_validation = true, and data.validation_fraction "
+                "above 0 for every client, such as 0.2"
             )
         return FINISH if self.reason_in(record.rows, metric) else None
 

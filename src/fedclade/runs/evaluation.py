@@ -57,9 +57,9 @@ class RoundScores:
         if (found := self.validation) is not None:
             if metric is not None and found.without_loss.issuperset(found.ids):
                 raise ConfigError(
-                    f"round {number}: {needs} needs the {metric} on validation data (stop.metric = {metric!r}), and "
-                    "clients with a privacy budget or secure aggregation tell one number alone, by the first metric; "
-                    "leave stop.metric out"
+                    f"round {number}: {needs} needs the {metric} on validation data (stop.metric = "
+                    f"{metric!r}), and clients with a privacy budget or secure aggregation tell "
+                    "one number alone, by the first metric; leave stop.metric out"
                 )
             return
         if self.test is None and not self.are_refused:
@@ -67,13 +67,19 @@ class RoundScores:
         client, why = next(iter(self.without_validation.items()), (None, "there is none"))
         says = why if client is None else f"client {client}: {why}"
         raise ConfigError(
-            f"round {number}: {needs} needs scores on validation data, and no client has sent any ({says}); let "
-            "clients have validation data, such as by data.validation_fraction = 0.2, or leave the setting out"
+            f"round {number}: {needs} needs scores on validation data, and no client has sent any "
+            f"({says}); let clients have validation data, such as by data.validation_fraction = "
+            "0.2, or leave the setting out"
         )
 
 
 def evaluate_round(
-    algorithm: Algorithm, backend: Backend, clients: ComingAndGoing, state: State, settings: RunSettings, number: int
+    algorithm: Algorithm,
+    backend: Backend,
+    clients: ComingAndGoing,
+    state: State,
+    settings: RunSettings,
+    number: int,
 ) -> RoundScores:
     """Evaluate clients with the models of a state after a round."""
     served = algorithm.serve(state, clients)
@@ -83,7 +89,8 @@ def evaluate_round(
     rows = [OWN if client in own else row for client, row in zip(asked, rows, strict=True)]
     together = _together(algorithm, state)
     if together:
-        models, rows = state.tree.models([leaf.id for leaf in state.tree.leaves])[0], [0] * len(asked)
+        models = state.tree.models([leaf.id for leaf in state.tree.leaves])[0]
+        rows = [0] * len(asked)
     test = clients.evaluate(asked, models, rows, "test", **together)
     validation: Evaluation | None = None
     without_validation: Mapping[int, str] = {}
@@ -96,7 +103,11 @@ def evaluate_round(
         success = adversaries.attacked(clients, asked, models, rows, together.get("mixture"))
     _warn_of_losses(number, test)
     return RoundScores(
-        test if test.ids else None, validation, served, success=success, without_validation=without_validation
+        test if test.ids else None,
+        validation,
+        served,
+        success=success,
+        without_validation=without_validation,
     )
 
 
@@ -118,11 +129,14 @@ def _together(algorithm: Algorithm, state: State) -> dict[str, Any]:
 
 def _warn_of_losses(number: int, evaluation: Evaluation) -> None:
     finite = evaluation.losses.isfinite().tolist()
-    told = [not holds and c not in evaluation.without_loss for c, holds in zip(evaluation.ids, finite, strict=True)]
+    told = [
+        not holds and c not in evaluation.without_loss
+        for c, holds in zip(evaluation.ids, finite, strict=True)
+    ]
     if bad := [client for client, is_bad in zip(evaluation.ids, told, strict=True) if is_bad]:
         _log.warning(
-            "round %d: the test losses of %d of %d clients are NaN or infinite, first of client %d; if training "
-            "diverged, lower local.lr",
+            "round %d: the test losses of %d of %d clients are NaN or infinite, first of client "
+            "%d; if training diverged, lower local.lr",
             number,
             len(bad),
             len(evaluation.ids),

@@ -62,7 +62,9 @@ def splits_of(
     ]
     if found:
         return found
-    was = {leaf.id for leaf in before.leaves if leaf.members} if len(before.nodes) > 1 else set[int]()
+    was = (
+        {leaf.id for leaf in before.leaves if leaf.members} if len(before.nodes) > 1 else set[int]()
+    )
     regrouped = [event for event in events if isinstance(event, Regrouped)]
     if was and not regrouped:
         return []
@@ -72,7 +74,9 @@ def splits_of(
     if regrouped:
         leaves = [[after.leaf_of[cluster[0]] for cluster in event.clusters] for event in regrouped]
         pairs = zip(regrouped, leaves, strict=True)
-        return [(event.node, dict(zip(to, event.clusters, strict=True)), event) for event, to in pairs]
+        return [
+            (event.node, dict(zip(to, event.clusters, strict=True)), event) for event, to in pairs
+        ]
     clustered = [event for event in events if isinstance(event, Clustered)]
     return [(0, now, clustered[-1] if clustered else None)]
 
@@ -112,7 +116,9 @@ def _steps(events: Iterable[Row]) -> Mapping[str, Counter[float]]:
     """Return how many noisy steps each client took, by their rate."""
     steps: defaultdict[str, Counter[float]] = defaultdict(Counter)
     for event in events:
-        for client, count in event.get("clients", {}).items() if event["kind"] == Stepped.kind else ():
+        for client, count in (
+            event.get("clients", {}).items() if event["kind"] == Stepped.kind else ()
+        ):
             steps[client][event["rate"]] += count
     return steps
 
@@ -129,17 +135,23 @@ def _steps(events: Iterable[Row]) -> Mapping[str, Counter[float]]:
 def check_validation(federation: Federation, what: str = "evaluate_validation = true") -> None:
     """Check that every client has validation data, which something needs; a ConfigError if not."""
     if missing := federation.without_validation:
-        some = "no client has any" if len(missing) == len(federation) else f"these have none: {shown(list(missing))}"
+        some = (
+            "no client has any"
+            if len(missing) == len(federation)
+            else f"these have none: {shown(list(missing))}"
+        )
         raise ConfigError(
             f"{what} needs validation data of every client, and {some}; set "
-            "data.validation_fraction above 0, such as 0.2, or give clients validation data of their own"
+            "data.validation_fraction above 0, such as 0.2, or give clients validation data of "
+            "their own"
         )
 
 
 def validation_columns(metrics: Sequence[Metric], evaluation: Evaluation | None) -> Row:
     """Return the means over the clients of an evaluation on validation data, as columns of ``metrics.parquet``.
 
-    Clients without a score are left out of the mean by that metric, which is None if no client has one.
+    Clients without a score are left out of the mean by that metric, which is None if no client has
+    one.
     """
     if evaluation is None:
         return {}
@@ -179,10 +191,12 @@ def column_of(metric: str) -> str:
 def chosen_round(rows: Iterable[Row], metric: Metric) -> Row | None:
     """Return the row of the round with the best mean score on validation data, the first of equals; None without any.
 
-    ``rows`` are those of ``metrics.parquet``, of which those count that have a score on test data too.
+    ``rows`` are those of ``metrics.parquet``, of which those count that have a score on test data
+    too.
     """
     best: Row | None = None
-    column, sign = column_of(metric.name), 1 if metric.higher_is_better else -1
+    column = column_of(metric.name)
+    sign = 1 if metric.higher_is_better else -1
     for row in rows:
         score = row.get(column)
         if score is None or not isfinite(score) or row.get(f"{metric.name}_mean") is None:
@@ -192,11 +206,14 @@ def chosen_round(rows: Iterable[Row], metric: Metric) -> Row | None:
     return best
 
 
-def chosen(rows: Sequence[Row], metrics: Sequence[Metric], metric: Metric, *, is_kept: bool = False) -> dict[str, Any]:
+def chosen(
+    rows: Sequence[Row], metrics: Sequence[Metric], metric: Metric, *, is_kept: bool = False
+) -> dict[str, Any]:
     """Return what ``summary.json`` says of the round that validation data chooses; nothing without validation data.
 
-    Under ``chosen`` are the metric that chooses, the round, and its mean scores on validation and on test data. If the
-    run keeps the models of that round (``is_kept``), the scores of the last round with any are under ``last``.
+    Under ``chosen`` are the metric that chooses, the round, and its mean scores on validation and
+    on test data. If the run keeps the models of that round (``is_kept``), the scores of the last
+    round with any are under ``last``.
     """
     row = chosen_round(rows, metric)
     if row is None:
@@ -237,7 +254,8 @@ class History:
     clients: Sequence[Row] = field(default_factory=RowTable)
     events: list[Row] = field(default_factory=list[Row])
     similarities: dict[int, SimilarityMatrix] = field(default_factory=dict[int, SimilarityMatrix])
-    chosen_by: str | None = None  # the metric that chooses a round by validation data; the first of the task
+    # the metric that chooses a round by validation data; the first of the task
+    chosen_by: str | None = None
 
     def add(
         self,
@@ -251,18 +269,24 @@ class History:
     ) -> Row:
         """Add round ``number``, from 1; return its row of ``metrics.parquet``.
 
-        ``cost`` is bytes and seconds by column; ``evaluation`` is on test data, if there was one, of each client with
-        the model of the node that it was ``served`` with, and ``validation`` the same on validation data.
+        ``cost`` is bytes and seconds by column; ``evaluation`` is on test data, if there was one,
+        of each client with the model of the node that it was ``served`` with, and ``validation``
+        the same on validation data.
         """
         self.events += [plain(event.to_row(number)) for event in log.events]
-        said = {node: each for node, each in log.criteria.items() if self._may_say(state.tree, node, each)}
+        said = {
+            node: each
+            for node, each in log.criteria.items()
+            if self._may_say(state.tree, node, each)
+        }
         rows = [self._cluster_row(number, node, criteria, log) for node, criteria in said.items()]
         self.clusters += rows
         self._keep_similarities(number, said)
         if evaluation is not None:
             block = self._client_columns(number, state.tree, evaluation, served)
             self.clients = RowTable.of(self.clients).with_block(block)
-        leaf_of, truth = state.tree.leaf_of, self.registry.in_round(number).true_clusters
+        leaf_of = state.tree.leaf_of
+        truth = self.registry.in_round(number).true_clusters
         present = {client: leaf_of[client] for client in self.registry.ids if client in leaf_of}
         scores = cluster_scores(present, truth)
         if state.tree.stragglers:
@@ -276,7 +300,9 @@ class History:
             "phase": log.phase,
             **self._evaluation_columns(evaluation),
             **validation_columns(self.task.metrics, validation),
-            f"{self.task.metrics[0].name}_weighted": None if evaluation is None else _weighted(evaluation, state.tree),
+            f"{self.task.metrics[0].name}_weighted": None
+            if evaluation is None
+            else _weighted(evaluation, state.tree),
             "train_loss": _mean_loss(log.losses.values()),
             "discrepancy": log.discrepancy,
             "clusters": len(_sizes(state.tree)),
@@ -294,8 +320,12 @@ class History:
     def is_evaluated(self) -> bool:
         """Whether clients were evaluated after the last round."""
         row = self.metrics[-1]
-        # Clients with secure aggregation tell no loss; with a count of clients they were asked all the same.
-        return row["loss_mean"] is not None or row.get(f"{self.task.metrics[0].name}_clients") is not None
+        # Clients with secure aggregation tell no loss; with a count of clients they were asked all
+        # the same.
+        return (
+            row["loss_mean"] is not None
+            or row.get(f"{self.task.metrics[0].name}_clients") is not None
+        )
 
     @property
     def has_validation(self) -> bool:
@@ -346,8 +376,9 @@ class History:
     ) -> Run:
         """Return the run of the rounds so far; later rounds do not change it.
 
-        Of a run that keeps the ``best`` round, all tables but the metrics end with that round, as does the tree: later
-        rows would be of clusters that the tree does not have. Its summary counts what all rounds cost.
+        Of a run that keeps the ``best`` round, all tables but the metrics end with that round, as
+        does the tree: later rows would be of clusters that the tree does not have. Its summary
+        counts what all rounds cost.
         """
         shown = self if best is None else self._until(best)
         summary = self._summary(config, tree, device, shown, best)
@@ -375,7 +406,12 @@ class History:
         )
 
     def _summary(
-        self, config: Mapping[str, Any], tree: ParameterTree, device: str, shown: History, best: KeptRound | None
+        self,
+        config: Mapping[str, Any],
+        tree: ParameterTree,
+        device: str,
+        shown: History,
+        best: KeptRound | None,
     ) -> dict[str, Any]:
         """Return the summary of all rounds; what it says of clients and clusters is of the round that is ``shown``."""
         number = len(self.metrics) if best is None else best.round
@@ -398,7 +434,9 @@ class History:
             "task": self.task.kind,
             "metrics": [metric.noted for metric in self.task.metrics],
             **{
-                metric.name: spread(final.column(metric.name), lower_is_better=not metric.higher_is_better)
+                metric.name: spread(
+                    final.column(metric.name), lower_is_better=not metric.higher_is_better
+                )
                 for metric in self.task.metrics
             },
             **chosen(self.metrics, self.task.metrics, metric, is_kept=best is not None),
@@ -406,7 +444,11 @@ class History:
                 "found": len(_sizes(tree)),
                 "true": None if truth is None else len(set(truth.values())),
                 "ari": last["ari"],
-                **({"ari_assigned": assigned} if (assigned := last.get("ari_assigned")) != last["ari"] else {}),
+                **(
+                    {"ari_assigned": assigned}
+                    if (assigned := last.get("ari_assigned")) != last["ari"]
+                    else {}
+                ),
                 "nmi": last["nmi"],
                 "sizes": _sizes(tree),
             },
@@ -414,7 +456,9 @@ class History:
                 **dict([self.target or (self.task.metrics[0].name, None)]),
                 "share_of_clients": self._share_at_target(final),
                 "rounds_to_target": reached[0]["round"] if reached else None,
-                "bytes_to_target": sum(r["bytes_up"] + r["bytes_down"] for r in until) if reached else None,
+                "bytes_to_target": sum(r["bytes_up"] + r["bytes_down"] for r in until)
+                if reached
+                else None,
             },
             "bytes_up": sum(row["bytes_up"] for row in self.metrics),
             "bytes_down": sum(row["bytes_down"] for row in self.metrics),
@@ -440,27 +484,39 @@ class History:
     def _cluster_row(self, number: int, node: int, criteria: SplitCriteria, log: RoundLog) -> Row:
         row: Row = {"round": number, "node": node, "clients": len(criteria.members)}
         row |= dict.fromkeys(CRITERIA, None)
-        row |= {name: value for name, value in criteria.numbers.items() if isfinite(value)}  # NaN: withheld
-        truth, bipartition = self.registry.in_round(number).true_clusters, criteria.bipartition
+        # NaN: withheld
+        row |= {name: value for name, value in criteria.numbers.items() if isfinite(value)}
+        truth = self.registry.in_round(number).true_clusters
+        bipartition = criteria.bipartition
         if truth is not None and bipartition is not None and criteria.similarity is not None:
             labels = [truth[client] for client in criteria.members]
-            row["separation_gap"] = separation_gap(criteria.similarity, labels, bipartition.alpha_cross_max)
-        row["train_loss"] = _mean_loss(log.losses[client] for client in criteria.members if client in log.losses)
+            row["separation_gap"] = separation_gap(
+                criteria.similarity, labels, bipartition.alpha_cross_max
+            )
+        row["train_loss"] = _mean_loss(
+            log.losses[client] for client in criteria.members if client in log.losses
+        )
         return row
 
     def _may_say(self, tree: ParameterTree, node: int, criteria: SplitCriteria) -> bool:
         """Whether a cluster, and those of it that answered, are as many as is asked for."""
-        return self.least <= 1 or min(len(criteria.members), len(tree.nodes[node].members)) >= self.least
+        return (
+            self.least <= 1
+            or min(len(criteria.members), len(tree.nodes[node].members)) >= self.least
+        )
 
     def _keep_similarities(self, number: int, said: Mapping[int, SplitCriteria]) -> None:
         for node, criteria in said.items():
             if 1 < len(criteria.members) <= LARGEST_KEPT and criteria.similarity is not None:
-                self.similarities[node] = SimilarityMatrix(node, number, criteria.members, criteria.similarity)
+                self.similarities[node] = SimilarityMatrix(
+                    node, number, criteria.members, criteria.similarity
+                )
 
     def _client_columns(
         self, number: int, tree: ParameterTree, evaluation: Evaluation, served: Mapping[int, int]
     ) -> Block:
-        clients, registry = evaluation.ids, self.registry.in_round(number)
+        clients = evaluation.ids
+        registry = self.registry.in_round(number)
         truth = registry.true_clusters
         scores = evaluation.scores.double().numpy()
         return {
@@ -468,7 +524,9 @@ class History:
             "client": np.array(clients),
             "name": [registry.names[client] for client in clients],
             "cluster": np.array([tree.leaf_of[client] for client in clients]),
-            "true_cluster": [None] * len(clients) if truth is None else np.array([truth[client] for client in clients]),
+            "true_cluster": [None] * len(clients)
+            if truth is None
+            else np.array([truth[client] for client in clients]),
             "served_by": np.array([served[client] for client in clients]),
             "n_train": np.array([registry.sizes[client] for client in clients]),
             **{metric.name: scores[:, j].copy() for j, metric in enumerate(self.task.metrics)},
@@ -484,7 +542,8 @@ class History:
         for metric, scores in zip(self.task.metrics, evaluation.scores.T.tolist(), strict=True):
             numbers = spread(scores, lower_is_better=not metric.higher_is_better)
             columns |= {f"{metric.name}_{number}": value for number, value in numbers.items()}
-        losses, rows = evaluation.known_losses.tolist(), self._scores(evaluation)
+        losses = evaluation.known_losses.tolist()
+        rows = self._scores(evaluation)
         mean = sum(losses) / len(losses) if losses else None
         return columns | {"loss_mean": mean, "share_at_target": self._share_at_target(rows)}
 
@@ -520,7 +579,10 @@ def counting(row: Row) -> tuple[str, float | None]:
 
 def _inputs(schema: DataSpec) -> dict[str, Any]:
     """Return what a model is given: the shape of an input, and mean and std by which pixels in [0, 1] are scaled."""
-    return {"shape": list(schema.input_shape), "scaled": None if schema.scaled is None else list(schema.scaled)}
+    return {
+        "shape": list(schema.input_shape),
+        "scaled": None if schema.scaled is None else list(schema.scaled),
+    }
 
 
 def _sizes(tree: ParameterTree) -> list[int]:
@@ -540,8 +602,12 @@ def _weighted(evaluation: Evaluation, tree: ParameterTree) -> float | None:
     Clients without a score are left out.
     """
     assigned = {client for leaf in tree.leaves for client in leaf.members}
-    scores = zip(evaluation.ids, evaluation.scores[:, 0].tolist(), evaluation.examples.tolist(), strict=True)
-    counted = [(score * n, n) for client, score, n in scores if client in assigned and not isnan(score)]
+    scores = zip(
+        evaluation.ids, evaluation.scores[:, 0].tolist(), evaluation.examples.tolist(), strict=True
+    )
+    counted = [
+        (score * n, n) for client, score, n in scores if client in assigned and not isnan(score)
+    ]
     return sum(total for total, _ in counted) / sum(n for _, n in counted) if counted else None
 
 
@@ -559,7 +625,10 @@ def versions() -> dict[str, str]:
 def _versions() -> dict[str, str]:
     """Look the versions up, once: that reads a file for each package."""
     packages = ("fedclade", "torch", "numpy", "scipy", "scikit-learn")
-    return {"python": platform.python_version(), **{package: version_of(package) for package in packages}}
+    return {
+        "python": platform.python_version(),
+        **{package: version_of(package) for package in packages},
+    }
 
 
 def version_of(package: str) -> str:

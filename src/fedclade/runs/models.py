@@ -11,7 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from fedclade.algorithms import Algorithm
-from fedclade.core import ConfigError, DataSpec, FedcladeError, ModelError, check_module, require, rng, unknown
+from fedclade.core import (
+    ConfigError,
+    DataSpec,
+    FedcladeError,
+    ModelError,
+    check_module,
+    require,
+    rng,
+    unknown,
+)
 from fedclade.models import Parts, build_model
 from fedclade.runs.settings import RunSettings
 from fedclade.tasks import FittedTask
@@ -25,7 +34,9 @@ SHARE_OF_UPDATES = 4
 _log = logging.getLogger(__name__)
 
 
-def decide_stream(settings: RunSettings, algorithm: Algorithm, size: int, budget: int, remote: bool = False) -> bool:
+def decide_stream(
+    settings: RunSettings, algorithm: Algorithm, size: int, budget: int, remote: bool = False
+) -> bool:
     """Decide whether to stream, given the bytes of all clients' updates and those that may be taken.
 
     Updates that come from ``remote`` actors are only sent one by one if they have to be.
@@ -41,8 +52,8 @@ def decide_stream(settings: RunSettings, algorithm: Algorithm, size: int, budget
     can = settings.signature.kind != "full" or not algorithm.compares
     if not can and size > budget // SHARE_OF_UPDATES:
         _log.warning(
-            "the updates of all clients take %.1f GB, the run may take %.1f GB; with signature.kind = 'projected' it "
-            "would stream and keep none of them",
+            "the updates of all clients take %.1f GB, the run may take %.1f GB; with "
+            "signature.kind = 'projected' it would stream and keep none of them",
             size / 1e9,
             budget / 1e9,
         )
@@ -56,7 +67,11 @@ def target_of(settings: RunSettings, task: FittedTask) -> tuple[str, float] | No
     """Return which metric should reach what; a ConfigError if there is no such metric, or it cannot be reached."""
     if settings.target is None:
         return None
-    given = settings.target if isinstance(settings.target, Mapping) else {task.metrics[0].name: settings.target}
+    given = (
+        settings.target
+        if isinstance(settings.target, Mapping)
+        else {task.metrics[0].name: settings.target}
+    )
     if not given:
         return None
     if len(given) > 1:
@@ -64,7 +79,9 @@ def target_of(settings: RunSettings, task: FittedTask) -> tuple[str, float] | No
     ((name, score),) = given.items()
     known = {metric.name: metric for metric in task.metrics}
     if name not in known:
-        raise ConfigError(f"{unknown('metric in [target]:', name, known)}; others can be added to task.metrics")
+        raise ConfigError(
+            f"{unknown('metric in [target]:', name, known)}; others can be added to task.metrics"
+        )
     if known[name].share:
         require((f"target.{name}", score, 0 < score <= 1, "greater than 0 and at most 1"))
     return name, float(score)
@@ -91,8 +108,9 @@ def initial_models(
 ) -> tuple[nn.Module, Tensor]:
     """Return a module of a run's own, and its initial models ``[S]`` or ``[initial_models, S]``, not permuted.
 
-    Each model after the first is drawn from a seed of its own. Raises a ConfigError if the model is unknown, several
-    are needed and the one given cannot be made anew, or they take more bytes than the ``budget``.
+    Each model after the first is drawn from a seed of its own. Raises a ConfigError if the model is
+    unknown, several are needed and the one given cannot be made anew, or they take more bytes than
+    the ``budget``.
     """
     parts = parts or Parts()
     module = _module(model, schema, seed, parts)
@@ -102,20 +120,29 @@ def initial_models(
         return module, first
     if isinstance(model, nn.Module):
         raise ConfigError(
-            f"{type(algorithm).__name__} starts from {algorithm.initial_models} different models, and a module is only "
-            "one; give the model's name, or a function that makes a module from a seed"
+            f"{type(algorithm).__name__} starts from {algorithm.initial_models} different models, "
+            "and a module is only one; give the model's name, or a function that makes a module "
+            "from a seed"
         )
     if parts.adapter is not None and not parts.adapter.train:
         raise ConfigError(
-            f"{type(algorithm).__name__} starts from {algorithm.initial_models} different models, and adapters all "
-            "begin as the base, since B is zero; name what is trained besides, such as a head, in model.adapter.train"
+            f"{type(algorithm).__name__} starts from {algorithm.initial_models} different models, "
+            "and adapters all begin as the base, since B is zero; name what is trained besides, "
+            "such as a head, in model.adapter.train"
         )
-    if budget is not None and (needed := algorithm.initial_models * first.numel() * first.itemsize) > budget:
+    if (
+        budget is not None
+        and (needed := algorithm.initial_models * first.numel() * first.itemsize) > budget
+    ):
         raise ConfigError(
             f"{type(algorithm).__name__} starts from {algorithm.initial_models} models, which take "
-            f"{needed / 1e9:.1f} GB, and the run may take {budget / 1e9:.1f} GB; ask for fewer, or raise the memory"
+            f"{needed / 1e9:.1f} GB, and the run may take {budget / 1e9:.1f} GB; ask for fewer, or "
+            "raise the memory"
         )
-    seeds = (rng.torch_seed(seed, "initial model", number) for number in range(1, algorithm.initial_models))
+    seeds = (
+        rng.torch_seed(seed, "initial model", number)
+        for number in range(1, algorithm.initial_models)
+    )
     others = (layout.flatten(_module(model, schema, each, parts)).to(first) for each in seeds)
     return module, torch.stack([first, *others])
 
@@ -136,13 +163,20 @@ def _made(make: Maker, seed: int) -> nn.Module:
     except FedcladeError:
         raise
     except Exception as error:
-        raise ModelError(f"making the model from seed {seed} failed: {type(error).__name__}: {error}") from error
+        raise ModelError(
+            f"making the model from seed {seed} failed: {type(error).__name__}: {error}"
+        ) from error
     if not isinstance(module, nn.Module):
-        raise ModelError(f"a function that makes a model should return a torch.nn.Module, got {type(module).__name__}")
+        raise ModelError(
+            "a function that makes a model should return a torch.nn.Module, got "
+            f"{type(module).__name__}"
+        )
     return module
 
 
-def module_for(name: str, schema: DataSpec, seed: int, arguments: Mapping[str, Any] | None = None) -> nn.Module:
+def module_for(
+    name: str, schema: DataSpec, seed: int, arguments: Mapping[str, Any] | None = None
+) -> nn.Module:
     """Build a model by name for some data; see :func:`fedclade.models.build_model`."""
     return build_model(
         name,

@@ -55,51 +55,58 @@ def assign(
 ) -> Newcomers:
     """Give every newcomer one of a run's models, and measure what that is worth to it.
 
-    Newcomers train as the run's clients did: local training, signatures and permutation are the run's. Each also trains
-    a model of its own, alone, for as many rounds as the run had; and the model that it got for one epoch. Where a part
-    of the model is personal, newcomers find their place with that of the initial model, and then fit theirs to the
-    model that they got, alone, for as many epochs as a client of the run trained.
+    Newcomers train as the run's clients did: local training, signatures and permutation are the
+    run's. Each also trains a model of its own, alone, for as many rounds as the run had; and the
+    model that it got for one epoch. Where a part of the model is personal, newcomers find their
+    place with that of the initial model, and then fit theirs to the model that they got, alone, for
+    as many epochs as a client of the run trained.
 
     Parameters
     ----------
     run
-        A finished run. If it was loaded from a folder and its config names something by ``module:name``, load it with
-        ``Run.load(folder, trust=True)``, or give that thing here.
+        A finished run. If it was loaded from a folder and its config names something by
+        ``module:name``, load it with ``Run.load(folder, trust=True)``, or give that thing here.
     newcomers
-        Such as ``Federation.newcomers`` of the run's federation. Their true clusters, where known, must be numbered as
-        in the run; they are looked at for scoring only.
+        Such as ``Federation.newcomers`` of the run's federation. Their true clusters, where known,
+        must be numbered as in the run; they are looked at for scoring only.
     algorithm, model, task, local
-        Those of the run, where its config cannot name them: a model or a metric that is an object, a loss or an
-        optimizer of the script that ran.
+        Those of the run, where its config cannot name them: a model or a metric that is an object,
+        a loss or an optimizer of the script that ran.
     device, memory
         See :func:`fedclade.simulate`.
     engine
         The run's if left out; ``auto`` if that was ``ray``.
     only_fitting
-        Give a newcomer the deepest model on its way that fits it, the root's if none does. By default it gets that of
-        the leaf that it comes to, as CFL's Algorithm 4 has it, and is only told whether it fits.
+        Give a newcomer the deepest model on its way that fits it, the root's if none does. By
+        default it gets that of the leaf that it comes to, as CFL's Algorithm 4 has it, and is only
+        told whether it fits.
     members
-        The run's own clients. Where they are given, newcomers need no labels to be assigned: they go to the leaf whose
-        members' data is most like theirs, as the root's model sees it. Labels are still looked at for scoring.
+        The run's own clients. Where they are given, newcomers need no labels to be assigned: they
+        go to the leaf whose members' data is most like theirs, as the root's model sees it. Labels
+        are still looked at for scoring.
 
     Raises
     ------
     ConfigError
-        If the run's algorithm, model, task or local training must be given, the task's metrics are not those of the
-        run, or a name or a value is unknown.
+        If the run's algorithm, model, task or local training must be given, the task's metrics are
+        not those of the run, or a name or a value is unknown.
     RunError
-        If the run's models do not fit the newcomers' data, or are permuted by a secret of a network's clients.
+        If the run's models do not fit the newcomers' data, or are permuted by a secret of a
+        network's clients.
     UpdateError
         If a newcomer's training diverges.
     """
     last = run.model_round
-    newcomers, given = newcomers.in_round(last), (algorithm, model, task, local)
+    newcomers = newcomers.in_round(last)
+    given = (algorithm, model, task, local)
     arrival = Arrival.of(run, newcomers, *given, device=device, engine=engine, memory=memory)
     with float32_products(run.config.get("tf32", False)), closing(arrival.backend):
         if members is None:
             assignments = arrival.assignments()
         else:
-            theirs = Arrival.of(run, members.in_round(last), *given, device=device, engine=engine, memory=memory)
+            theirs = Arrival.of(
+                run, members.in_round(last), *given, device=device, engine=engine, memory=memory
+            )
             with closing(theirs.backend):
                 assignments = arrival.without_labels(theirs)
         paths = [each.fitting if only_fitting else each.path for each in assignments]
@@ -141,13 +148,21 @@ class Arrival:
         """
         run.check_readable()
         _check_columns(run, newcomers)
-        config, seed, name = run.config, run.summary["seed"], run.config["model"]["name"]
+        config = run.config
+        seed = run.summary["seed"]
+        name = run.config["model"]["name"]
         named = dict(config["algorithm"])  # to assign, the oracle needs no truth
-        algorithm = algorithm or _noted(run, "algorithm", build_algorithm, named.pop("name"), named, {})
-        task = build_task(task) if task else _noted(run, "task", build_task, **config.get("task", {}))
+        algorithm = algorithm or _noted(
+            run, "algorithm", build_algorithm, named.pop("name"), named, {}
+        )
+        task = (
+            build_task(task) if task else _noted(run, "task", build_task, **config.get("task", {}))
+        )
         local = local or _noted(run, "local", LocalTraining, **config["local"])
         parts = Parts.of(config["model"])
-        arguments = {key: value for key, value in config["model"].items() if key not in ("name", *PARTS)}
+        arguments = {
+            key: value for key, value in config["model"].items() if key not in ("name", *PARTS)
+        }
 
         def build_noted_model(seed: int) -> nn.Module:
             return _noted(run, "model", module_for, name, newcomers.pool.schema, seed, arguments)
@@ -169,15 +184,22 @@ class Arrival:
             task=task.as_noted(run.summary),
             memory=memory,
         )
-        entries, theirs = run.tree.nodes[0].params.numel(), backend.initial.shape[-1]
+        entries = run.tree.nodes[0].params.numel()
+        theirs = backend.initial.shape[-1]
         if entries != theirs:
             raise RunError(
-                f"the run's models have {entries:,} entries, but a {name} for the newcomers' data ({newcomers}) has "
-                f"{theirs:,}; newcomers need inputs and labels like those of the run: {run.summary['data']}"
+                f"the run's models have {entries:,} entries, but a {name} for the newcomers' data "
+                f"({newcomers}) has {theirs:,}; newcomers need inputs and labels like those of the "
+                f"run: {run.summary['data']}"
             )
-        metrics, own = ([metric.name for metric in of] for of in (backend.task.metrics, read_metrics(run.summary)))
+        metrics, own = (
+            [metric.name for metric in of]
+            for of in (backend.task.metrics, read_metrics(run.summary))
+        )
         if metrics != own:
-            raise ConfigError(f"task should be that of the run, whose metrics are {own}, got {metrics}")
+            raise ConfigError(
+                f"task should be that of the run, whose metrics are {own}, got {metrics}"
+            )
         tree = backend.closed(run.tree.map_vectors(*[methodcaller("to", backend.initial)] * 2))
         return cls(tree, algorithm, backend, Round(run.model_round, local, seed))
 
@@ -188,33 +210,50 @@ class Arrival:
 
     def assignments(self) -> list[Assignment]:
         """Return where each newcomer goes."""
-        return list(self.algorithm.assign(self.tree, self.backend.clients.ids, self.backend.clients, self.last))
+        return list(
+            self.algorithm.assign(
+                self.tree, self.backend.clients.ids, self.backend.clients, self.last
+            )
+        )
 
     def without_labels(self, members: Arrival) -> list[Assignment]:
         """Return where each newcomer goes if it has no labels, given the run's own clients."""
         clients = self.backend.clients
-        return without_labels(self.tree, clients.ids, clients, members.backend.clients, self.last.seed)
+        return without_labels(
+            self.tree, clients.ids, clients, members.backend.clients, self.last.seed
+        )
 
-    def scores(self, assignments: Sequence[Assignment], nodes: Sequence[int]) -> dict[str, list[float | None]]:
+    def scores(
+        self, assignments: Sequence[Assignment], nodes: Sequence[int]
+    ) -> dict[str, list[float | None]]:
         """Return the columns of :func:`score_columns`, for newcomers that get the models of some nodes.
 
-        Personal parameters, where there are any, are fitted to a model before it is scored; where clients tune the
-        model that they are sent, so do newcomers before the first column. Where clients are served with a mixture of
-        the leaves' models, newcomers at a leaf get that; for one epoch they train the leaf's alone.
+        Personal parameters, where there are any, are fitted to a model before it is scored; where
+        clients tune the model that they are sent, so do newcomers before the first column. Where
+        clients are served with a mixture of the leaves' models, newcomers at a leaf get that; for
+        one epoch they train the leaf's alone.
         """
-        clients, ids = self.backend.clients, [each.client for each in assignments]
+        clients = self.backend.clients
+        ids = [each.client for each in assignments]
         (models, rows), root = self.tree.models(nodes, served=True), self.tree.nodes[0].model[None]
         each_its_own, to_root = list(range(len(ids))), [0] * len(ids)
         self._fit_personal(ids, models, rows)
         at_home = replace(self.last, purpose="finetune", communicates="nothing")
-        at_home = replace(at_home, number=self.last.number + self._is_parted)  # after they were fitted
+        # after they were fitted
+        at_home = replace(at_home, number=self.last.number + self._is_parted)
 
         def tuned(spec: LocalTraining) -> list[float | None]:
-            made = require_updates(ids, clients.train(ids, models, rows, replace(at_home, spec=spec))).required_deltas
+            made = require_updates(
+                ids, clients.train(ids, models, rows, replace(at_home, spec=spec))
+            ).required_deltas
             return self._score(ids, models[rows] + made, each_its_own)
 
         own = self.algorithm.tunes(self.last.spec)
-        got = self._by_mixture(ids, nodes, self._score(ids, models, rows)) if own is None else tuned(own)
+        got = (
+            self._by_mixture(ids, nodes, self._score(ids, models, rows))
+            if own is None
+            else tuned(own)
+        )
         fine_tuned = tuned(self.last.spec.in_epochs(1))
         self._fit_personal(ids, root, to_root)
         of_root = self._score(ids, root, to_root)
@@ -229,14 +268,18 @@ class Arrival:
     def _score(self, ids: Sequence[int], models: Tensor, rows: Sequence[int]) -> list[float | None]:
         return _known(self.backend.clients.evaluate(ids, models, rows, "test"))
 
-    def _by_mixture(self, ids: Sequence[int], nodes: Sequence[int], scores: list[float | None]) -> list[float | None]:
+    def _by_mixture(
+        self, ids: Sequence[int], nodes: Sequence[int], scores: list[float | None]
+    ) -> list[float | None]:
         """Return the scores of newcomers, by the mixture of all leaves' models if the algorithm has one."""
         if (mixture := self.algorithm.mixture(None)) is None:
             return scores
         models, _ = self.tree.models([leaf.id for leaf in self.tree.leaves])
         found = self.backend.clients.evaluate(ids, models, [0] * len(ids), "test", mixture=mixture)
         mixed = _known(found)
-        return [mine if node else score for mine, node, score in zip(mixed, nodes, scores, strict=True)]
+        return [
+            mine if node else score for mine, node, score in zip(mixed, nodes, scores, strict=True)
+        ]
 
     def _forget(self) -> None:
         if self.backend.store is not None:
@@ -252,7 +295,8 @@ class Arrival:
 
     def _trained_alone(self, ids: Sequence[int]) -> list[float | None]:
         """Return the scores of the models that clients get on their own, in as many rounds as the run had."""
-        method, clients = Local(), self.backend.clients
+        method = Local()
+        clients = self.backend.clients
         initial = self.backend.initial.view(-1, self.backend.initial.shape[-1])[:1]
         state = method.init(initial[0], clients)
         for number in range(1, self.last.number + 1):
@@ -271,7 +315,9 @@ def _noted(run: Run, what: str, build: Callable[..., T], *values: Any, **options
         with reading_folder(trust=run.is_trusted):
             return build(*values, **options)
     except ConfigError as error:
-        raise type(error)(f"give fedclade.assign the {what} of the run, as {what}=...: {error}") from error
+        raise type(error)(
+            f"give fedclade.assign the {what} of the run, as {what}=...: {error}"
+        ) from error
 
 
 def _check_columns(run: Run, newcomers: Federation) -> None:
@@ -280,22 +326,32 @@ def _check_columns(run: Run, newcomers: Federation) -> None:
     inputs = run.summary.get("inputs", {})
     if columns is None:
         return
-    here, there = "the newcomers' data", "the run"
+    here = "the newcomers' data"
+    there = "the run"
     found: list[str] = []
-    for what, noted, names in (("column", "columns", columns.inputs), ("label", "labels", columns.labels)):
+    for what, noted, names in (
+        ("column", "columns", columns.inputs),
+        ("label", "labels", columns.labels),
+    ):
         if noted in inputs:
             found += name_differences(what, names, inputs[noted], here=here, there=there)
     if found:
         raise RunError(
-            f"the newcomers' data is encoded otherwise than the run's: {show_some(found)}; give both the same schema, "
-            "by data.schema in their configs or by schema= in Python"
+            f"the newcomers' data is encoded otherwise than the run's: {show_some(found)}; give "
+            "both the same schema, by data.schema in their configs or by schema= in Python"
         )
 
 
 def _true_clusters_of_leaves(run: Run) -> Mapping[int, int]:
     """Return the true cluster that most members of each node are in, where it is known."""
-    truth = {row["client"]: row["true_cluster"] for row in run.client_rows if row["true_cluster"] is not None}
-    inside = {node.id: Counter(truth[c] for c in node.members if c in truth) for node in run.tree.nodes}
+    truth = {
+        row["client"]: row["true_cluster"]
+        for row in run.client_rows
+        if row["true_cluster"] is not None
+    }
+    inside = {
+        node.id: Counter(truth[c] for c in node.members if c in truth) for node in run.tree.nodes
+    }
     return {node: counts.most_common(1)[0][0] for node, counts in inside.items() if counts}
 
 
@@ -306,7 +362,11 @@ def _row(
     truth: Mapping[int, int],
     scores: Mapping[str, float | None],
 ) -> Row:
-    true_cluster = None if newcomers.true_clusters is None or not truth else newcomers.true_clusters[each.client]
+    true_cluster = (
+        None
+        if newcomers.true_clusters is None or not truth
+        else newcomers.true_clusters[each.client]
+    )
     return {
         "client": each.client,
         "name": newcomers.by_id[each.client].name,
@@ -320,6 +380,8 @@ def _row(
         "margins": [step.margin for step in each.steps],
         "margin": each.margin,
         "true_cluster": true_cluster,
-        "right": None if true_cluster is None else path[-1] == each.node and truth.get(each.node) == true_cluster,
+        "right": None
+        if true_cluster is None
+        else path[-1] == each.node and truth.get(each.node) == true_cluster,
         **scores,
     }

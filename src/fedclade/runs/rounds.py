@@ -76,7 +76,11 @@ def run_rounds(
 
     def so_far() -> Run | None:
         history = training.history
-        return history.finish(config(), training.state.tree, backend.device) if history.clients else None
+        return (
+            history.finish(config(), training.state.tree, backend.device)
+            if history.clients
+            else None
+        )
 
     following = Following(
         callbacks or Callbacks(),
@@ -89,7 +93,10 @@ def run_rounds(
     try:
         _train(algorithm, backend, clients, checkpointer, training, settings, following)
         if settings.keep_best and training.best is None:
-            _log.warning("keep_best = true: no round has a finite score on validation data; the last round is kept")
+            _log.warning(
+                "keep_best = true: no round has a finite score on validation data; the last round "
+                "is kept"
+            )
         run = _result(algorithm, backend, training, config())
         checkpointer.finish(run)
     except BaseException as error:
@@ -116,7 +123,8 @@ def _train(
         while training.number < settings.rounds and training.stopped is None:
             if algorithm.finished(training.state):
                 break
-            number, before = training.number + 1, training.state.tree
+            number = training.number + 1
+            before = training.state.tree
             row, events = run_round(algorithm, backend, clients, training, settings, number)
             note_best(algorithm, backend, training, settings)
             last = number == settings.rounds or algorithm.finished(training.state)
@@ -159,7 +167,9 @@ def _end_now(algorithm: Algorithm, backend: Backend, training: TrainingState) ->
     )
 
 
-def _result(algorithm: Algorithm, backend: Backend, training: TrainingState, config: Mapping[str, Any]) -> Run:
+def _result(
+    algorithm: Algorithm, backend: Backend, training: TrainingState, config: Mapping[str, Any]
+) -> Run:
     """Return the run, with the models of the round that is kept and what clients keep."""
     end = training.best or _end_now(algorithm, backend, training)
     run = training.history.finish(
@@ -179,11 +189,16 @@ def first_state(algorithm: Algorithm, backend: Backend, clients: Clients) -> Sta
     if (folder := algorithm.begins_in) is None:
         return algorithm.init(backend.initial, clients)
     tree = Run.load(folder).tree
-    found, expected = tree.nodes[0].params.shape[-1], backend.initial.shape[-1]
+    found = tree.nodes[0].params.shape[-1]
+    expected = backend.initial.shape[-1]
     if found != expected:
-        raise ConfigError(f"the models of the run in {folder} have {found} entries, and this run's {expected}")
+        raise ConfigError(
+            f"the models of the run in {folder} have {found} entries, and this run's {expected}"
+        )
     if odd := sorted(set(tree.leaf_of) ^ set(clients.ids)):
-        raise ConfigError(f"the run in {folder} should have the clients of this one; these differ: {shown(odd)}")
+        raise ConfigError(
+            f"the run in {folder} should have the clients of this one; these differ: {shown(odd)}"
+        )
 
     def here(vector: Tensor) -> Tensor:
         return vector.to(backend.initial.device)
@@ -200,12 +215,16 @@ def run_round(
     number: int,
 ) -> tuple[Row, tuple[Event, ...]]:
     """Run round ``number``, from 1, and add it to the training state; return its metrics, and what happened."""
-    meter, start = backend.meter, perf_counter()
+    meter = backend.meter
+    start = perf_counter()
     before = meter.readings()
     evaluated = number % settings.evaluate_every == 0 or number == settings.rounds
-    this_round = Round(number, settings.local, settings.seed, evaluated=evaluated, min_clients=settings.min_clients)
+    this_round = Round(
+        number, settings.local, settings.seed, evaluated=evaluated, min_clients=settings.min_clients
+    )
     state, came_and_went = clients.begin(algorithm, training.state, this_round)
-    state, withheld = merged(state, settings.min_cluster_size)  # of the start, or since clients left
+    # of the start, or since clients left
+    state, withheld = merged(state, settings.min_cluster_size)
     state, log = step(algorithm, backend, clients, state, settings, this_round)
     state, told = merged(state, settings.min_cluster_size, log.events)
     log = replace(log, events=(*withheld, *told))
@@ -214,18 +233,24 @@ def run_round(
     scores = RoundScores()
     if evaluated or algorithm.finished(state):
         scores = evaluate_round(algorithm, backend, clients, state, settings, number)
-        if scores.test is not None and not training.history.clients:  # once, after the first evaluation
+        # once, after the first evaluation
+        if scores.test is not None and not training.history.clients:
             _warn_of_scores(number, scores.test, [metric.name for metric in backend.task.metrics])
         if settings.needs_validation and not training.history.has_validation:
             metric = metric_named(backend.task.metrics, settings.chosen_by, "stop.metric")
             is_first = metric is backend.task.metrics[0]
-            scores.check_validation(number, settings.needs_validation, None if is_first else metric.name)
+            scores.check_validation(
+                number, settings.needs_validation, None if is_first else metric.name
+            )
     log = replace(log, events=(*events, *backend.retrying.told()))
     cost = meter.since(before, perf_counter() - start)
     cost |= {} if clients.present is None else {"clients_present": clients.present}
     cost |= _columns_of_adversaries(backend, training.history, number, state, scores)
-    row = training.history.add(number, state, log, cost, scores.test, scores.served, scores.validation)
-    training.number, training.state = number, state
+    row = training.history.add(
+        number, state, log, cost, scores.test, scores.served, scores.validation
+    )
+    training.number = number
+    training.state = state
     return row, log.events
 
 
@@ -239,25 +264,41 @@ def _columns_of_adversaries(
 
 
 def evaluate_last_round(
-    algorithm: Algorithm, backend: Backend, clients: ComingAndGoing, training: TrainingState, settings: RunSettings
+    algorithm: Algorithm,
+    backend: Backend,
+    clients: ComingAndGoing,
+    training: TrainingState,
+    settings: RunSettings,
 ) -> None:
     """Evaluate the last round of a run that ends early, which was no round to evaluate."""
-    history, number = training.history, training.number
-    start, before = perf_counter(), backend.meter.readings()
-    this_round = Round(number, settings.local, settings.seed, evaluated=True, min_clients=settings.min_clients)
+    history = training.history
+    number = training.number
+    start = perf_counter()
+    before = backend.meter.readings()
+    this_round = Round(
+        number, settings.local, settings.seed, evaluated=True, min_clients=settings.min_clients
+    )
     state = algorithm.tuned(training.state, clients, this_round)
     scores = evaluate_round(algorithm, backend, clients, state, settings, number)
     cost = backend.meter.since(before, perf_counter() - start)
     columns = _columns_of_adversaries(backend, history, number, state, scores)
     events = backend.retrying.told()
     history.evaluate_last(
-        state, scores.test, scores.served, scores.validation, cost=cost, columns=columns, events=events
+        state,
+        scores.test,
+        scores.served,
+        scores.validation,
+        cost=cost,
+        columns=columns,
+        events=events,
     )
     training.state = state
     note_best(algorithm, backend, training, settings)
 
 
-def note_best(algorithm: Algorithm, backend: Backend, training: TrainingState, settings: RunSettings) -> None:
+def note_best(
+    algorithm: Algorithm, backend: Backend, training: TrainingState, settings: RunSettings
+) -> None:
     """Keep what the run would end with now, if it keeps the best round and this is the best so far."""
     if not settings.keep_best:
         return
@@ -287,15 +328,23 @@ def step(
 ) -> tuple[State, RoundLog]:
     """Let the algorithm step with a cohort of those that are there; where nobody is, its state stays as it is."""
     if clients.present == 0:
-        _log.warning("round %d: no client is there, so all models stay as they are", this_round.number)
+        _log.warning(
+            "round %d: no client is there, so all models stay as they are", this_round.number
+        )
         return state, RoundLog({}, {}, events=(*backend.retrying.told(), TooFew(0, 0)))
-    there, fraction, draw = clients.there(state), settings.client_fraction, this_round.generator("cohort")
+    there = clients.there(state)
+    fraction = settings.client_fraction
+    draw = this_round.generator("cohort")
     if settings.is_central:
-        cohort, expected = sampled_singly(there.tree, algorithm.sample_cohort(there, 1.0, draw), fraction, draw)
+        cohort, expected = sampled_singly(
+            there.tree, algorithm.sample_cohort(there, 1.0, draw), fraction, draw
+        )
         this_round = replace(this_round, expected=expected)
     else:
-        cohort, expected = algorithm.sample_cohort(there, fraction, draw), dict[int, float]()
-    after, log = state, RoundLog({}, {}, events=(TooFew(0, 0),))
+        cohort = algorithm.sample_cohort(there, fraction, draw)
+        expected = dict[int, float]()
+    after = state
+    log = RoundLog({}, {}, events=(TooFew(0, 0),))
     if cohort or not settings.is_central:
         after, log = algorithm.step(state, cohort, clients, this_round)
     released: tuple[PrivateRelease, ...] = ()
@@ -303,13 +352,18 @@ def step(
         released = noisy_sums.told()
         if not cohort or any(event.about == "updates" for event in released):
             drawn = {there.tree.leaf_of[client] for client in cohort}
-            nobody = {node: n for c, n in expected.items() if (node := there.tree.leaf_of[c]) not in drawn}
+            nobody = {
+                node: n for c, n in expected.items() if (node := there.tree.leaf_of[c]) not in drawn
+            }
             tree, more = noisy_sums.moved_by_noise(after.tree, nobody, released, this_round)
-            after, released = replace(after, tree=tree), (*released, *more)
+            after = replace(after, tree=tree)
+            released = (*released, *more)
     if backend.common is not None:
         after = replace(after, tree=with_common(after.tree, backend.common, clients.sizes))
     named = {event.node for event in log.events if isinstance(event, TooFew)}
-    alone = [event for event in clients.left_alone(state.tree, after.tree) if event.node not in named]
+    alone = [
+        event for event in clients.left_alone(state.tree, after.tree) if event.node not in named
+    ]
     events = (*backend.retrying.closed(this_round.number), *released, *alone, *log.events)
     return after, replace(log, events=events)
 
@@ -324,28 +378,35 @@ def sampled_singly(
     sizes = Counter(tree.leaf_of[client] for client in all_of_them)
     expected = {client: fraction * sizes[tree.leaf_of[client]] for client in all_of_them}
     drawn = draw.random(len(all_of_them)) < fraction
-    return tuple(client for client, is_in in zip(all_of_them, drawn, strict=True) if is_in), expected
+    return tuple(
+        client for client, is_in in zip(all_of_them, drawn, strict=True) if is_in
+    ), expected
 
 
 def _served(kept: Kept, keepers: Collection[int]) -> Kept:
     """Return what clients keep, without the models of their own of those that are not served with theirs."""
-    left = {c: mine if c in keepers else {n: t for n, t in mine.items() if n != OWN_MODEL} for c, mine in kept.items()}
+    left = {
+        c: mine if c in keepers else {n: t for n, t in mine.items() if n != OWN_MODEL}
+        for c, mine in kept.items()
+    }
     return {client: mine for client, mine in left.items() if mine}
 
 
 def check_models(number: int, before: ParameterTree, after: ParameterTree) -> None:
     """Check that the models that a round has moved are still finite.
 
-    Single updates that are not were left out where they came in; what is left is what the algorithm does with them.
+    Single updates that are not were left out where they came in; what is left is what the algorithm
+    does with them.
     """
     for node in after.nodes:
         if node.id < len(before.nodes) and before.nodes[node.id].model is node.model:
             continue
         if bad := int((~node.model.isfinite()).sum()):
             raise RunError(
-                f"round {number}: the model of cluster {node.id} has diverged: {bad} of its {len(node.model)} entries "
-                f"are NaN or infinite; its clients are {shown(list(node.members))}; lower the step size local.lr, or "
-                "algorithm.eta_g where there is one"
+                f"round {number}: the model of cluster {node.id} has diverged: {bad} of its "
+                f"{len(node.model)} entries are NaN or infinite; its clients are "
+                f"{shown(list(node.members))}; lower the step size local.lr, or algorithm.eta_g "
+                "where there is one"
             )
 
 
@@ -354,7 +415,7 @@ def _warn_of_scores(number: int, evaluation: Evaluation, metrics: Sequence[str])
     for name, scores in zip(metrics, evaluation.scores.T, strict=True):
         if len(scores) and bool(scores.isnan().all()):
             _log.warning(
-                "round %d: no client has a score by %s: it is undefined for the test data of all %d clients; choose "
-                "another metric, or give clients more test data",
+                "round %d: no client has a score by %s: it is undefined for the test data of all "
+                "%d clients; choose another metric, or give clients more test data",
                 *(number, name, len(scores)),
             )

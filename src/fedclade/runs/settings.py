@@ -7,7 +7,14 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypedDict
 
 from fedclade.algorithms import Algorithm, describe
-from fedclade.channel import CentralPrivacy, DifferentialPrivacy, ExamplePrivacy, Mechanism, Signature, refusal
+from fedclade.channel import (
+    CentralPrivacy,
+    DifferentialPrivacy,
+    ExamplePrivacy,
+    Mechanism,
+    Signature,
+    refusal,
+)
 from fedclade.core import Aggregation, ConfigError, LocalTraining, checked, require
 from fedclade.models import LoRA, Parts, Preset
 from fedclade.runs.callbacks import Callback
@@ -36,65 +43,72 @@ class RunSettings:
     evaluate_every
         Evaluate on the clients' test data after every so many rounds, and after the last.
     evaluate_clients
-        How many clients an evaluation is of, at least 1: a fixed sample of them, drawn by the seed, of those in a
-        cluster before those that no cluster holds. None: all. Scores, counts and tables of clients are of the sample.
+        How many clients an evaluation is of, at least 1: a fixed sample of them, drawn by the seed,
+        of those in a cluster before those that no cluster holds. None: all. Scores, counts and
+        tables of clients are of the sample.
     evaluate_validation
-        Evaluate on the clients' validation data too, wherever they are evaluated on test data. Summaries and tables
-        then say both the last round's test score and that of the round with the best mean score on validation data.
-        Every client must have validation data, which it never trains on: see ``validation_fraction`` of
-        :func:`fedclade.load_federation` and :func:`fedclade.federation`. Training does not depend on it.
+        Evaluate on the clients' validation data too, wherever they are evaluated on test data.
+        Summaries and tables then say both the last round's test score and that of the round with
+        the best mean score on validation data. Every client must have validation data, which it
+        never trains on: see ``validation_fraction`` of :func:`fedclade.load_federation` and
+        :func:`fedclade.federation`. Training does not depend on it.
     early_stopping
-        When to finish the run before its last round, by scores on validation data; by default never. It can be given
-        as one of the ``callbacks`` too.
+        When to finish the run before its last round, by scores on validation data; by default
+        never. It can be given as one of the ``callbacks`` too.
     keep_best
-        Keep the models of the round with the best mean score on validation data, the first of equals, rather than those
-        of the last round: the tree, the models that clients keep, and the tables of clients, clusters and events are
-        then of that round. The score is by the metric of ``early_stopping``, or the first of the task. It needs
-        validation data of every client. Not over a network where clients keep a part of their model, or a model of
-        their own: they keep that of their last round only.
+        Keep the models of the round with the best mean score on validation data, the first of
+        equals, rather than those of the last round: the tree, the models that clients keep, and the
+        tables of clients, clusters and events are then of that round. The score is by the metric of
+        ``early_stopping``, or the first of the task. It needs validation data of every client. Not
+        over a network where clients keep a part of their model, or a model of their own: they keep
+        that of their last round only.
     target
-        What to reach of the metric that counts, such as 0.9; or of another, by its name. The run reports when it was.
+        What to reach of the metric that counts, such as 0.9; or of another, by its name. The run
+        reports when it was.
     task
-        The loss and the metrics, by default the data's own; as an option of a function it may be a task's name.
+        The loss and the metrics, by default the data's own; as an option of a function it may be a
+        task's name.
     freeze, personal
-        Patterns over the names of a model's parameters and buffers, such as ``head.*``: what is the same everywhere and
-        never sent, and what stays with each client; that may also be one word, ``head``, ``body`` or ``norm``, and if
-        left out it is as the algorithm has it. See :class:`~fedclade.models.Parts`.
+        Patterns over the names of a model's parameters and buffers, such as ``head.*``: what is the
+        same everywhere and never sent, and what stays with each client; that may also be one word,
+        ``head``, ``body`` or ``norm``, and if left out it is as the algorithm has it. See
+        :class:`~fedclade.models.Parts`.
     common
-        What all clusters have in common, as patterns or one of these words: averaged over all of them, in every round,
-        while the rest is each cluster's own. By default nothing.
+        What all clusters have in common, as patterns or one of these words: averaged over all of
+        them, in every round, while the rest is each cluster's own. By default nothing.
     adapter
         Low-rank pairs, :class:`~fedclade.models.LoRA`, that are trained in place of the model.
     signature
         What clients are compared by; the whole update by default.
     stream
-        Whether the server keeps no updates, only their sums and signatures, which must then be projected where the
-        algorithm compares them. Results do not depend on it beyond rounding. ``auto``: if the algorithm can do with
-        that, and the updates of all clients would take more than a quarter of ``memory``, or come from the actors of
-        engine ``ray``.
+        Whether the server keeps no updates, only their sums and signatures, which must then be
+        projected where the algorithm compares them. Results do not depend on it beyond rounding.
+        ``auto``: if the algorithm can do with that, and the updates of all clients would take more
+        than a quarter of ``memory``, or come from the actors of engine ``ray``.
     memory
-        What the data and the training of a round may take, in bytes or as ``"2GB"``; by default a quarter of the
-        machine's or the GPU's memory. Where clients need more, they train in several blocks. In a network: what the
-        updates may take.
+        What the data and the training of a round may take, in bytes or as ``"2GB"``; by default a
+        quarter of the machine's or the GPU's memory. Where clients need more, they train in several
+        blocks. In a network: what the updates may take.
     aggregate
-        How the updates of each cluster become one: by their mean, or by a robust rule, and within which limits; see
-        :class:`~fedclade.Aggregation`.
+        How the updates of each cluster become one: by their mean, or by a robust rule, and within
+        which limits; see :class:`~fedclade.Aggregation`.
     min_clients
         A cluster of which fewer clients answer in a round keeps its model, and is not split.
     permute
-        Let clients shuffle what they send by a permutation that the server does not know (CFL eqs. 45, 46). In a
-        network: whether the clients share a secret that gives the permutation.
+        Let clients shuffle what they send by a permutation that the server does not know (CFL eqs.
+        45, 46). In a network: whether the clients share a secret that gives the permutation.
     privacy
-        How clients clip their updates, and how much noise they add; None for neither. In a network only clients can do
-        that, and the run notes it. :class:`~fedclade.ExamplePrivacy` in place of :class:`~fedclade.DifferentialPrivacy`
-        lets them train by DP-SGD, which protects each of their examples. Or, in a simulation,
-        :class:`~fedclade.channel.CentralPrivacy`: noise on sums alone. Clients are then sampled one by one, each with
-        probability ``client_fraction``.
+        How clients clip their updates, and how much noise they add; None for neither. In a network
+        only clients can do that, and the run notes it. :class:`~fedclade.ExamplePrivacy` in place
+        of :class:`~fedclade.DifferentialPrivacy` lets them train by DP-SGD, which protects each of
+        their examples. Or, in a simulation, :class:`~fedclade.channel.CentralPrivacy`: noise on
+        sums alone. Clients are then sampled one by one, each with probability ``client_fraction``.
     min_cluster_size
-        Clusters with fewer members are merged into others, and nothing is released or reported of them.
+        Clusters with fewer members are merged into others, and nothing is released or reported of
+        them.
     checkpoint_every
-        Rounds between checkpoints in the run's folder. ``auto``: as often as costs less than 2 % of the run; 0: only
-        when the run stops early.
+        Rounds between checkpoints in the run's folder. ``auto``: as often as costs less than 2 % of
+        the run; 0: only when the run stops early.
 
     Raises
     ------
@@ -128,7 +142,8 @@ class RunSettings:
     checkpoint_every: Every = "auto"
 
     def __post_init__(self) -> None:
-        share, every = "greater than 0 and at most 1", self.checkpoint_every
+        share = "greater than 0 and at most 1"
+        every = self.checkpoint_every
         require(
             ("rounds", self.rounds, self.rounds >= 1, "at least 1"),
             ("seed", self.seed, self.seed >= 0, "at least 0"),
@@ -140,15 +155,31 @@ class RunSettings:
                 "at least 1, or left out for all",
             ),
             ("min_clients", self.min_clients, self.min_clients >= 1, "at least 1"),
-            ("privacy.min_cluster_size", self.min_cluster_size, self.min_cluster_size >= 1, "at least 1"),
-            ("privacy.permute", self.permute, not (self.permute and self.is_central), "false with central privacy"),
             (
-                *("signature.of", list(self.signature.of), not (self.permute and self.signature.of)),
-                "left out where clients permute their updates: the server cannot know which entries are whose",
+                "privacy.min_cluster_size",
+                self.min_cluster_size,
+                self.min_cluster_size >= 1,
+                "at least 1",
+            ),
+            (
+                "privacy.permute",
+                self.permute,
+                not (self.permute and self.is_central),
+                "false with central privacy",
+            ),
+            (
+                *(
+                    "signature.of",
+                    list(self.signature.of),
+                    not (self.permute and self.signature.of),
+                ),
+                "left out where clients permute their updates: the server cannot know which "
+                "entries are whose",
             ),
             (
                 *("model.common", self.common, not (self.permute and self.common)),
-                "left out where clients permute their updates: the server cannot know which entries are whose",
+                "left out where clients permute their updates: the server cannot know which "
+                "entries are whose",
             ),
             ("stream", self.stream, self.stream in (True, False, "auto"), "true, false or 'auto'"),
             (
@@ -181,7 +212,9 @@ class RunSettings:
     def stopping_noted(self) -> dict[str, Any]:
         """What a config notes of early stopping and of the round that is kept; nothing by default."""
         noted: dict[str, Any] = {"keep_best": True} if self.keep_best else {}
-        return noted if self.early_stopping is None else {**noted, "stop": self.early_stopping.section}
+        return (
+            noted if self.early_stopping is None else {**noted, "stop": self.early_stopping.section}
+        )
 
     def followed_by(self, callbacks: Sequence[Callback]) -> Sequence[Callback]:
         """Return the callbacks with the early stopping of the settings, where it is not among them."""
@@ -192,12 +225,18 @@ class RunSettings:
 
     def completed(self, algorithm: Algorithm) -> RunSettings:
         """Return the settings with what an algorithm says that they leave out: which parameters are personal."""
-        return self if self.personal or not algorithm.personal else replace(self, personal=algorithm.personal)
+        return (
+            self
+            if self.personal or not algorithm.personal
+            else replace(self, personal=algorithm.personal)
+        )
 
     @property
     def parts(self) -> Parts:
         """Which parts the model has."""
-        return Parts(freeze=self.freeze, personal=self.personal, common=self.common, adapter=self.adapter)
+        return Parts(
+            freeze=self.freeze, personal=self.personal, common=self.common, adapter=self.adapter
+        )
 
     def check_algorithm(self, algorithm: Algorithm, clients: int = 0) -> None:
         """Check that an algorithm can run with these settings, with so many clients if that is known.
@@ -205,9 +244,10 @@ class RunSettings:
         Raises
         ------
         ConfigError
-            If the algorithm cannot go with the local training or the rule of aggregation; if the run should stream, and
-            the algorithm or the rule needs the updates of single clients, or full ones are compared; if clients are
-            private, and the algorithm or the weights of labels ask them for more than updates. One line for each.
+            If the algorithm cannot go with the local training or the rule of aggregation; if the
+            run should stream, and the algorithm or the rule needs the updates of single clients, or
+            full ones are compared; if clients are private, and the algorithm or the weights of
+            labels ask them for more than updates. One line for each.
         MissingExtraError
             If clients are private and ``dp-accounting`` is not installed.
         """
@@ -217,33 +257,40 @@ class RunSettings:
             algorithm.check_training(self.local)
         except ConfigError as error:
             problems.append(str(error))
-        if self.aggregate.is_robust and (why := algorithm.needs_mean(clients, self.client_fraction)):
+        if self.aggregate.is_robust and (
+            why := algorithm.needs_mean(clients, self.client_fraction)
+        ):
             problems.append(f"aggregate.rule = '{self.aggregate.rule}': {why}")
         if self.aggregate.leave_out_opposed is True and not algorithm.clients_choose:
             problems.append(
-                f"aggregate.leave_out_opposed = true: clients of {name} do not choose a cluster; leave it out"
+                f"aggregate.leave_out_opposed = true: clients of {name} do not choose a cluster; "
+                "leave it out"
             )
         elif self.aggregate.leave_out_opposed is True and self.stream is True:
             problems.append(
-                "stream = true: aggregate.leave_out_opposed = true needs the updates of single clients; set stream = "
-                "false"
+                "stream = true: aggregate.leave_out_opposed = true needs the updates of single "
+                "clients; set stream = false"
             )
         if self.stream is True and self.aggregate.is_robust:
             rule = self.aggregate.rule
             problems.append(
-                f"stream = true: aggregate.rule = '{rule}' needs the updates of single clients; set stream = false"
+                f"stream = true: aggregate.rule = '{rule}' needs the updates of single clients; "
+                "set stream = false"
             )
         elif self.stream is True and algorithm.needs_updates:
-            problems.append(f"stream = true: {name} needs the updates of single clients; set stream = false")
+            problems.append(
+                f"stream = true: {name} needs the updates of single clients; set stream = false"
+            )
         if self.stream is True and self.signature.kind == "full" and algorithm.compares:
             problems.append(
-                "stream = true: signatures of kind 'full' take as much memory as the updates; set signature.kind = "
-                "'projected'"
+                "stream = true: signatures of kind 'full' take as much memory as the updates; set "
+                "signature.kind = 'projected'"
             )
         if self.min_cluster_size > 1 and algorithm.is_soft:
             problems.append(
-                f"privacy.min_cluster_size = {self.min_cluster_size}: every client trains all models of {name}, so no "
-                "cluster has members that could be counted; leave it out, or take an algorithm with clusters"
+                f"privacy.min_cluster_size = {self.min_cluster_size}: every client trains all "
+                f"models of {name}, so no cluster has members that could be counted; leave it out, "
+                "or take an algorithm with clusters"
             )
         if self.is_central and (algorithm.needs_updates or algorithm.compares):
             problems.append(
@@ -256,7 +303,10 @@ class RunSettings:
                 "is of the clients that a round draws; leave out algorithm.last_fit"
             )
         if self.is_central and self.stream is False:
-            problems.append('privacy.model = "central" gives the server sums alone; set stream = true, or leave it out')
+            problems.append(
+                'privacy.model = "central" gives the server sums alone; set stream = true, or '
+                "leave it out"
+            )
         if self.is_central and self.aggregate.looks_at_updates:
             problems.append(
                 'privacy.model = "central": rules and limits of [aggregate] look at updates of single clients, and the '
@@ -265,7 +315,14 @@ class RunSettings:
         if self.privacy and (what := algorithm.asks(clients, self.client_fraction)):
             problems.append(str(refusal(f"{what} that {name} asks for")))
         if self.privacy and self.task.class_weights == "balanced":
-            problems.append(str(refusal("how many examples of each label they have (task.class_weights = 'balanced')")))
+            problems.append(
+                str(
+                    refusal(
+                        "how many examples of each label they have (task.class_weights = "
+                        "'balanced')"
+                    )
+                )
+            )
         if problems:
             raise ConfigError("\n".join(problems))
         if isinstance(self.privacy, ExamplePrivacy):
@@ -277,7 +334,8 @@ class RunSettings:
 
     def check_enough(self, clients: int) -> None:
         """Check that so many clients, 0 if not known, are enough for clusters and rounds; a ConfigError if not."""
-        least, cohort = self.min_cluster_size, max(1, round(self.client_fraction * clients))
+        least = self.min_cluster_size
+        cohort = max(1, round(self.client_fraction * clients))
         require(
             (
                 *("privacy.min_cluster_size", least),
@@ -292,10 +350,23 @@ class RunSettings:
         )
 
     def as_config(
-        self, algorithm: Algorithm, task: FittedTask, engine: str, data: Mapping[str, Any], model: str, **more: Any
+        self,
+        algorithm: Algorithm,
+        task: FittedTask,
+        engine: str,
+        data: Mapping[str, Any],
+        model: str,
+        **more: Any,
     ) -> dict[str, Any]:
         """Return what is noted as the config of a run that was given none: these settings, and sections besides."""
-        top = ("rounds", "seed", "client_fraction", "evaluate_every", "evaluate_clients", "min_clients")
+        top = (
+            "rounds",
+            "seed",
+            "client_fraction",
+            "evaluate_every",
+            "evaluate_clients",
+            "min_clients",
+        )
         return {
             **{name: getattr(self, name) for name in top},
             **({"evaluate_validation": True} if self.evaluate_validation else {}),
@@ -308,7 +379,9 @@ class RunSettings:
             "model": {"name": model, **self.parts.as_dict()},
             "signature": asdict(self.signature),
             **({} if self.aggregate == Aggregation() else {"aggregate": self.aggregate.described}),
-            "target": dict(self.target) if isinstance(self.target, Mapping) else {task.metrics[0].name: self.target},
+            "target": dict(self.target)
+            if isinstance(self.target, Mapping)
+            else {task.metrics[0].name: self.target},
             **({} if self.task == Task() else {"task": self.task.described}),
             "privacy": self._privacy_section(),
             **more,
@@ -349,7 +422,9 @@ class RunOptions(TypedDict, total=False):
     checkpoint_every: Every
 
 
-def settings_from(settings: RunSettings | None, options: RunOptions, callbacks: Sequence[Callback] = ()) -> RunSettings:
+def settings_from(
+    settings: RunSettings | None, options: RunOptions, callbacks: Sequence[Callback] = ()
+) -> RunSettings:
     """Return settings with what was given besides as options, which come first, and an EarlyStopping among callbacks.
 
     Raises
@@ -366,5 +441,7 @@ def settings_from(settings: RunSettings | None, options: RunOptions, callbacks: 
         return settings
     if settings.early_stopping not in (None, stoppings[0]) or len(stoppings) > 1:
         others = [] if settings.early_stopping is None else [settings.early_stopping]
-        raise ConfigError(f"a run takes one EarlyStopping, or one section [stop], got {[*others, *stoppings]}")
+        raise ConfigError(
+            f"a run takes one EarlyStopping, or one section [stop], got {[*others, *stoppings]}"
+        )
     return replace(settings, early_stopping=stoppings[0])

@@ -53,16 +53,18 @@ def simulate(
 ) -> Run:
     """Run a federated algorithm over simulated clients.
 
-    With a ``folder`` the run survives: it leaves checkpoints there from which the same call goes on, and ends as if it
-    had not been interrupted, bit for bit on the same machine but for the seconds it took.
+    With a ``folder`` the run survives: it leaves checkpoints there from which the same call goes
+    on, and ends as if it had not been interrupted, bit for bit on the same machine but for the
+    seconds it took.
 
     Parameters
     ----------
     algorithm
         An algorithm such as ``CFL(eps2=0.8)``, or its name for its defaults.
     model
-        A module, whose parameters are the initial ones, or a name of ``fedclade ls models``, or ``module:factory``, or
-        a function that makes a module from a seed. An algorithm that starts from several models takes no module.
+        A module, whose parameters are the initial ones, or a name of ``fedclade ls models``, or
+        ``module:factory``, or a function that makes a module from a seed. An algorithm that starts
+        from several models takes no module.
     federation
         The clients' data.
     settings
@@ -70,39 +72,44 @@ def simulate(
     device
         ``auto``, ``cpu`` or ``cuda``.
     engine
-        How clients are trained: one of :data:`~fedclade.training.auto.ENGINES`. Updates do not depend on it beyond
-        rounding; ``auto`` takes the fastest for the model and the machine, and the run reports which that was. Or
-        ``ray``: actors of a Ray cluster, each with a shard of the clients.
+        How clients are trained: one of :data:`~fedclade.training.auto.ENGINES`. Updates do not
+        depend on it beyond rounding; ``auto`` takes the fastest for the model and the machine, and
+        the run reports which that was. Or ``ray``: actors of a Ray cluster, each with a shard of
+        the clients.
     actors
         How many these are, or an :class:`~fedclade.Actors` that says where.
     tf32
         Let a GPU round the factors of float32 products to 10 bits, which is faster.
     faults
-        How often clients drop out of a round, are too late, or send what cannot be used; never, if left out.
+        How often clients drop out of a round, are too late, or send what cannot be used; never, if
+        left out.
     adversary
         Which clients lie, and how; none, if left out. Summaries score honest clients apart.
     presence
-        When the federation's newcomers join, when clients leave, and at which hours they are there; if left out, all
-        are there all the time.
+        When the federation's newcomers join, when clients leave, and at which hours they are there;
+        if left out, all are there all the time.
     callbacks
         What is told of every split, every round and the end; see :class:`~fedclade.Callback`.
     on_round, stop
-        Functions in place of a callback: called after every round with its metrics and the tree; called after every
-        round but the last without anything, and if it returns true, the run saves a checkpoint and stops. If either
-        returns :data:`fedclade.FINISH`, the run is finished after the round.
+        Functions in place of a callback: called after every round with its metrics and the tree;
+        called after every round but the last without anything, and if it returns true, the run
+        saves a checkpoint and stops. If either returns :data:`fedclade.FINISH`, the run is finished
+        after the round.
     config
         What to note as the run's config; by default it is put together from the arguments.
     folder
-        Where to keep the run from its start. A folder that holds an unfinished run of the same config is continued; of
-        a finished one the run is returned, or continued if ``rounds`` is now larger.
+        Where to keep the run from its start. A folder that holds an unfinished run of the same
+        config is continued; of a finished one the run is returned, or continued if ``rounds`` is
+        now larger.
     finish
-        Run no further round, but finish the unfinished run in the folder where its newest checkpoint stands: evaluate
-        it, unless that is done, and write its results.
+        Run no further round, but finish the unfinished run in the folder where its newest
+        checkpoint stands: evaluate it, unless that is done, and write its results.
     progress
-        Whether to show a bar with rounds, score and clusters. If left out, in a notebook and at Python's prompt, and
-        not in a script.
+        Whether to show a bar with rounds, score and clusters. If left out, in a notebook and at
+        Python's prompt, and not in a script.
     **options
-        Single fields of :class:`RunSettings`, such as ``rounds=40, seed=1``; they win over ``settings``.
+        Single fields of :class:`RunSettings`, such as ``rounds=40, seed=1``; they win over
+        ``settings``.
 
     Returns
     -------
@@ -112,11 +119,12 @@ def simulate(
     Raises
     ------
     ConfigError
-        If an argument is out of range, a name is unknown, a run that cannot stream should, the algorithm starts from
-        several models, and the one given cannot be made anew, it asks private clients for more than updates, or there
-        cannot be such adversaries.
+        If an argument is out of range, a name is unknown, a run that cannot stream should, the
+        algorithm starts from several models, and the one given cannot be made anew, it asks private
+        clients for more than updates, or there cannot be such adversaries.
     MissingExtraError
-        If clients are private and ``dp-accounting`` is not installed, or the engine is ``ray`` and Ray is not.
+        If clients are private and ``dp-accounting`` is not installed, or the engine is ``ray`` and
+        Ray is not.
     EngineError
         If there is no Ray cluster, or its actors die again and again.
     ModelError
@@ -145,7 +153,11 @@ def simulate(
     settings = settings.completed(algorithm)
     settings.check_algorithm(algorithm, len(federation))
     settings.check_enough(len(federation))
-    if settings.privacy and federation.pool.columns is not None and federation.pool.columns.are_scaled_together:
+    if (
+        settings.privacy
+        and federation.pool.columns is not None
+        and federation.pool.columns.are_scaled_together
+    ):
         raise refusal("sums of their data (standardize = 'federated')")
     check_inputs_apart(settings.privacy, federation)
     if settings.needs_validation:
@@ -165,14 +177,20 @@ def simulate(
         data={"name": federation.pool.name, "description": str(federation)},
         model=model_name(model, settings.seed),
         faults=asdict(faults or Faults()),
-        newcomers={"clients": newcomers, "join_round": presence.join_round, "leave_round": presence.leave_round},
+        newcomers={
+            "clients": newcomers,
+            "join_round": presence.join_round,
+            "leave_round": presence.leave_round,
+        },
         **({} if presence.trace is None else {"presence": presence.of_trace}),
         **({"adversary": adversary.described} if adversary else {}),
     )
     config = {**config, "tf32": tf32, **settings.stopping_noted}
     every = settings.checkpoint_every
     timetable = presence.timetable(everybody, settings.seed)
-    checkpointer = Checkpointer(folder, config, every, lambda: fingerprint(everybody, timetable), finish=finish)
+    checkpointer = Checkpointer(
+        folder, config, every, lambda: fingerprint(everybody, timetable), finish=finish
+    )
     if (finished := checkpointer.finished()) is not None:
         return finished
     settings, device, taken = checkpointer.resumed(settings, device)
@@ -189,7 +207,9 @@ def simulate(
         adversaries=adversaries,
     )
     lying = None if adversaries is None else adversaries.lying
-    present = presence.among(backend.clients, federation, settings.seed, timetable, backend.absence, lying)
+    present = presence.among(
+        backend.clients, federation, settings.seed, timetable, backend.absence, lying
+    )
     history = History(
         everybody.roster,
         task,

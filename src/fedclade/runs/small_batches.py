@@ -12,7 +12,9 @@ from fedclade.runs.settings import RunSettings
 _log = logging.getLogger(__name__)
 
 
-def with_smallest_batch(settings: RunSettings, smallest: int, sizes: Mapping[int, int]) -> RunSettings:
+def with_smallest_batch(
+    settings: RunSettings, smallest: int, sizes: Mapping[int, int]
+) -> RunSettings:
     """Return settings whose batches have at least the examples that a model needs.
 
     Clients with a last batch of fewer are logged, by their numbers of training examples ``sizes``.
@@ -30,13 +32,13 @@ def with_smallest_batch(settings: RunSettings, smallest: int, sizes: Mapping[int
     told: list[str] = []
     if joined:
         told.append(
-            f"the last example of an epoch is joined to the batch before, at {_count(joined, len(sizes))} with local."
-            f"batch_size = {local.batch_size}"
+            "the last example of an epoch is joined to the batch before, at "
+            f"{_count(joined, len(sizes))} with local.batch_size = {local.batch_size}"
         )
     if alone:
         told.append(
-            f"normalisation layers keep the statistics that they are sent, at {_count(alone, len(sizes))} with one "
-            "training example"
+            "normalisation layers keep the statistics that they are sent, at "
+            f"{_count(alone, len(sizes))} with one training example"
         )
     if told:
         _log.warning("the model cannot be trained on a batch of one example: %s", "; ".join(told))

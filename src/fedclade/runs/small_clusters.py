@@ -8,7 +8,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedclade.core import Clustered, ClusterSplit, Event, GroupFounded, Joined, Node, ParameterTree, Withheld
+from fedclade.core import (
+    Clustered,
+    ClusterSplit,
+    Event,
+    GroupFounded,
+    Joined,
+    Node,
+    ParameterTree,
+    Withheld,
+)
 
 # What clusters have in common: layers that are averaged over all of them.
 #
@@ -19,9 +28,10 @@ from fedclade.core import Clustered, ClusterSplit, Event, GroupFounded, Joined, 
 def with_common(tree: ParameterTree, entries: Tensor, sizes: Mapping[int, int]) -> ParameterTree:
     """Return the tree after a round with the same values in all its leaves at some entries of their models.
 
-    These are the mean over the leaves, by the training examples of their members. Before the round leaves agreed there,
-    as they go on from one model, or were made to agree after the round in which they began; so after it all have moved
-    by the mean of their steps, as one cluster of all clients would have. A leaf without members is moved along.
+    These are the mean over the leaves, by the training examples of their members. Before the round
+    leaves agreed there, as they go on from one model, or were made to agree after the round in
+    which they began; so after it all have moved by the mean of their steps, as one cluster of all
+    clients would have. A leaf without members is moved along.
 
     Parameters
     ----------
@@ -46,21 +56,32 @@ def with_common(tree: ParameterTree, entries: Tensor, sizes: Mapping[int, int]) 
     return tree
 
 
-def merge_small(tree: ParameterTree, least: int, events: Sequence[Event]) -> tuple[ParameterTree, list[Event]]:
+def merge_small(
+    tree: ParameterTree, least: int, events: Sequence[Event]
+) -> tuple[ParameterTree, list[Event]]:
     """Return a tree after a round without clusters of fewer than ``least`` members, and what may be said of the round.
 
-    The smallest is first: its members go to the largest cluster below the nearest node above that has others, and it
-    is left empty, with that cluster's model. So no client is served with the model of so few, and none is kept.
+    The smallest is first: its members go to the largest cluster below the nearest node above that
+    has others, and it is left empty, with that cluster's model. So no client is served with the
+    model of so few, and none is kept.
     """
-    nodes, gone = list(tree.nodes), list[int]()
+    nodes = list(tree.nodes)
+    gone = list[int]()
     leaves = {leaf.id for leaf in tree.leaves}
-    while small := sorted((len(nodes[i].members), i) for i in leaves if 0 < len(nodes[i].members) < least):
+    while small := sorted(
+        (len(nodes[i].members), i) for i in leaves if 0 < len(nodes[i].members) < least
+    ):
         node = nodes[small[0][1]]
         if (into := _target(tree, nodes, node.id, leaves)) is None:
             break
         gone.append(node.id)
         nodes[node.id] = replace(
-            node, members=(), params=nodes[into].params, cached=None, trained_from=None, continued=None
+            node,
+            members=(),
+            params=nodes[into].params,
+            cached=None,
+            trained_from=None,
+            continued=None,
         )
         _join(tree, nodes, node, into)
     merged = ParameterTree(tuple(nodes)) if gone else tree
@@ -76,7 +97,9 @@ def is_withheld(tree: ParameterTree, node: int, least: int) -> bool:
 def _target(tree: ParameterTree, nodes: list[Node], small: int, leaves: set[int]) -> int | None:
     """Return the largest cluster below the nearest node above a small one; None if there is no other."""
     for above in reversed(tree.above(small)[:-1]):
-        below = [i for i in leaves if i != small and any(node.id == above.id for node in tree.above(i))]
+        below = [
+            i for i in leaves if i != small and any(node.id == above.id for node in tree.above(i))
+        ]
         if peopled := [i for i in below if nodes[i].members]:
             return max(peopled, key=lambda i: (len(nodes[i].members), -i))
     return None
@@ -104,10 +127,18 @@ def _shown(event: Event, tree: ParameterTree, gone: set[int], least: int) -> lis
         children = tuple(child for child in event.children if child not in gone)
         if len(children) < 2:
             return []
-        return [replace(event, children=children, clusters=tuple(tree.nodes[child].members for child in children))]
-    if isinstance(event, Clustered) and min(event.sizes) < least:  # its merges are those of single clients
+        return [
+            replace(
+                event,
+                children=children,
+                clusters=tuple(tree.nodes[child].members for child in children),
+            )
+        ]
+    # its merges are those of single clients
+    if isinstance(event, Clustered) and min(event.sizes) < least:
         return []
-    if isinstance(event, GroupFounded) and event.clients < least:  # its sums are those of so few clients
+    # its sums are those of so few clients
+    if isinstance(event, GroupFounded) and event.clients < least:
         return []
     if isinstance(event, Joined) and event.node and len(event.clients) < least:
         return []

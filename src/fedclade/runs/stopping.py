@@ -19,8 +19,8 @@ class Finish(Enum):
 FINISH: Final = Finish.FINISH
 """Returned by :meth:`Callback.on_round <fedclade.Callback.on_round>` to finish the run after the round.
 
-The run is evaluated, its results are written, and it can be loaded, exported and reported as after its last round. To
-interrupt a run in place of that, so that it can be continued, return True.
+The run is evaluated, its results are written, and it can be loaded, exported and reported as after
+its last round. To interrupt a run in place of that, so that it can be continued, return True.
 """
 
 
@@ -33,8 +33,8 @@ class Stopped:
     round
         The last round that it had.
     by
-        The name of the callback's class, such as ``EarlyStopping``; ``on_round`` or ``stop`` for those functions;
-        ``user`` for ``fedclade resume RUN --finish``.
+        The name of the callback's class, such as ``EarlyStopping``; ``on_round`` or ``stop`` for
+        those functions; ``user`` for ``fedclade resume RUN --finish``.
     why
         The reason, in words.
     """

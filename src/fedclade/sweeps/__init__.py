@@ -8,4 +8,13 @@ from fedclade.sweeps.search import sweep
 from fedclade.sweeps.space import Parameter, parse_over
 from fedclade.sweeps.study import SAMPLERS, Outcome
 
-__all__ = ["SAMPLERS", "Outcome", "Parameter", "SweepResult", "TrialRow", "parse_over", "short", "sweep"]
+__all__ = [
+    "SAMPLERS",
+    "Outcome",
+    "Parameter",
+    "SweepResult",
+    "TrialRow",
+    "parse_over",
+    "short",
+    "sweep",
+]

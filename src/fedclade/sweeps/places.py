@@ -62,7 +62,8 @@ class SerialExecutor(Executor):
     count = 1
 
     def __init__(self, start: Callable[[str, int], OnRound], stop: Stop) -> None:
-        self._start, self._stop = start, stop
+        self._start = start
+        self._stop = stop
 
     def begin(self, job: Job) -> Outcome:
         """Run a trial."""
@@ -174,7 +175,9 @@ def check_main_guard() -> None:
         If it is: without a main guard, importing the script starts another sweep.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise RunError(f"a process that a sweep starts imports the script that calls sweep; {MAIN_GUARD}")
+        raise RunError(
+            f"a process that a sweep starts imports the script that calls sweep; {MAIN_GUARD}"
+        )
 
 
 def _serve(server: Connection, threads: int, path: list[str]) -> None:
@@ -222,7 +225,9 @@ class RayExecutor(Executor):
         try:
             return ray.get(begun)
         except ray.exceptions.RayError as error:
-            raise RunError(f"a Ray task of the sweep has died: {error}; continue with --resume") from error
+            raise RunError(
+                f"a Ray task of the sweep has died: {error}; continue with --resume"
+            ) from error
 
     def close(self) -> None:
         """Disconnect from the cluster."""

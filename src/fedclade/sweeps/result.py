@@ -110,7 +110,8 @@ class SweepResult:
         if len(self.runs[self.best.label]) > 1:
             mean += " and seeds"
         caption = (
-            f"Ranked by the score on validation data of each run's best round there, {mean}; test scores were not used."
+            f"Ranked by the score on validation data of each run's best round there, {mean}; test "
+            "scores were not used."
         )
         table = new_table(title, caption=caption, collapse_padding=True)
         heading = self.score.heading
@@ -158,7 +159,10 @@ class SweepResult:
         if len(self.parameters) > 1:
             figures.append(visual.plot_parallel_coordinate(self.study, target_name=name))
         # Plotly's script is large: only the first figure includes it.
-        html = [figure.to_html(full_html=False, include_plotlyjs=i == 0) for i, figure in enumerate(figures)]
+        html = [
+            figure.to_html(full_html=False, include_plotlyjs=i == 0)
+            for i, figure in enumerate(figures)
+        ]
         page = f'<!doctype html><meta charset="utf-8"><title>Trials</title>{"".join(html)}'
         try:
             write_text(self.folder / PICTURE, page)

@@ -11,12 +11,34 @@ from pathlib import Path
 from typing import Any
 
 from fedclade.config import Config, apply_overrides, check_config, find_config, read_config
-from fedclade.core import ConfigError, RunError, RunInterrupted, call_own, checked, flat, require, unknown
+from fedclade.core import (
+    ConfigError,
+    RunError,
+    RunInterrupted,
+    call_own,
+    checked,
+    flat,
+    require,
+    unknown,
+)
 from fedclade.report import Score
 from fedclade.runs import OnRound, Run, check_free, check_validation, fitted_task, without_unset
-from fedclade.sweeps.places import Executor, ProcessExecutor, RayExecutor, SerialExecutor, check_main_guard
+from fedclade.sweeps.places import (
+    Executor,
+    ProcessExecutor,
+    RayExecutor,
+    SerialExecutor,
+    check_main_guard,
+)
 from fedclade.sweeps.result import SweepResult
-from fedclade.sweeps.space import Parameter, check_values, fitted, overrides_of, parse_over, values_of
+from fedclade.sweeps.space import (
+    Parameter,
+    check_values,
+    fitted,
+    overrides_of,
+    parse_over,
+    values_of,
+)
 from fedclade.sweeps.study import JOURNAL, SAMPLERS, Job, Outcome, Study, import_optuna, silent
 from fedclade.training import Actors
 
@@ -133,7 +155,9 @@ def sweep(
     if sampler not in SAMPLERS:
         raise ConfigError(unknown("sampler", sampler, SAMPLERS))
     if ray is not None and processes > 1:
-        raise ConfigError(f"trials run in processes or on Ray, got processes {processes} and Ray; leave one out")
+        raise ConfigError(
+            f"trials run in processes or on Ray, got processes {processes} and Ray; leave one out"
+        )
     target = Path(folder)
     if not resume:
         _check_folder(target)
@@ -187,7 +211,9 @@ def sweep(
 def _check_folder(folder: Path) -> None:
     """Check that a folder is free for a new sweep."""
     if (folder / JOURNAL).exists():
-        raise RunError(f"{folder} holds a sweep; continue it with --resume, or choose another folder")
+        raise RunError(
+            f"{folder} holds a sweep; continue it with --resume, or choose another folder"
+        )
     check_free(folder, take_over=True)
 
 
@@ -344,4 +370,6 @@ def _choose_score(base: Config, metric: str | None, data_dir: str | Path | None)
 def _list_settings(config: Config) -> dict[str, Any]:
     """Return a config's settings by dotted names, without those that change no result."""
     settings = flat(without_unset(config.as_dict()))
-    return {key: value for key, value in settings.items() if key not in ("checkpoint_every", "seed")}
+    return {
+        key: value for key, value in settings.items() if key not in ("checkpoint_every", "seed")
+    }

@@ -16,7 +16,10 @@ EXAMPLES = "local.lr=0.01..0.3(log), local.epochs=1..5 or model.name=mlp,cnn"
 
 _RANGE = re.compile(r"(?P<low>.*?)\.\.(?P<high>[^()]*)(?P<log>\(log\))?")
 
-_SET_BY_THE_SWEEP = {"seed": "--seeds is the number of runs of each trial", "evaluate_validation": "a sweep sets it"}
+_SET_BY_THE_SWEEP = {
+    "seed": "--seeds is the number of runs of each trial",
+    "evaluate_validation": "a sweep sets it",
+}
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,8 @@ class Parameter:
         low = f"{self.low:g}"
         high = f"{self.high:g}"
         raise ConfigError(
-            f"--over {self.key}={low}..{high}: a grid needs single values; list them, such as {self.key}={low},{high}"
+            f"--over {self.key}={low}..{high}: a grid needs single values; list them, such as "
+            f"{self.key}={low},{high}"
         )
 
     def override(self, drawn: Any) -> str:
@@ -164,7 +168,9 @@ def check_values(parameters: Sequence[Parameter], check: Check) -> None:
 def _split_pair(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals or not key.strip() or not value.strip():
-        raise ConfigError(f"--over takes key=low..high or key=a,b,c, such as {EXAMPLES}; got {shown(text)}")
+        raise ConfigError(
+            f"--over takes key=low..high or key=a,b,c, such as {EXAMPLES}; got {shown(text)}"
+        )
     return key, value.strip()
 
 
@@ -187,7 +193,9 @@ def _parse_parameter(key: str, text: Any) -> Parameter:
     if low >= high:
         raise ConfigError(f"{what}: low should be less than high, got {low} and {high}")
     if match["log"] and low <= 0:
-        raise ConfigError(f"{what}: a logarithmic range should begin above 0, got {low}; leave out (log)")
+        raise ConfigError(
+            f"{what}: a logarithmic range should begin above 0, got {low}; leave out (log)"
+        )
     return Parameter(key, low, high, bool(match["log"]))
 
 
@@ -211,7 +219,9 @@ def _make_choice(key: str, values: Sequence[Any], what: str) -> Parameter:
         text = value if isinstance(value, str) else as_override("", value).removeprefix("=")
         by_text[text] = value
     if len(by_text) < 2:
-        raise ConfigError(f"{what}: give at least 2 different values, key=a,b,c, or a range, key=low..high")
+        raise ConfigError(
+            f"{what}: give at least 2 different values, key=a,b,c, or a range, key=low..high"
+        )
     return Parameter(key, values=by_text)
 
 

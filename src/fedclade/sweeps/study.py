@@ -57,7 +57,9 @@ def silent(name: str, rounds: int) -> OnRound:
 
 
 def run_trial(
-    job: Job, start: Callable[[str, int], OnRound] = silent, stop: Callable[[], bool] = lambda: False
+    job: Job,
+    start: Callable[[str, int], OnRound] = silent,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Outcome:
     """Run a trial, or continue an interrupted one.
 
@@ -148,7 +150,9 @@ class Study:
                 storage=storage, study_name="fedclade", direction=direction, load_if_exists=True
             )
         except (OSError, ValueError, KeyError) as error:
-            raise RunError(f"cannot read or write {path}: {type(error).__name__}: {error}") from error
+            raise RunError(
+                f"cannot read or write {path}: {type(error).__name__}: {error}"
+            ) from error
         self._check_identity(folder, json.loads(json.dumps(of, default=str)))
 
     def _check_identity(self, folder: Path, identity: dict[str, Any]) -> None:
@@ -169,7 +173,11 @@ class Study:
     def trials(self) -> Sequence[Any]:
         """Optuna's trials, by number."""
         kinds = self._optuna.trial.TrialState
-        return [trial for trial in self._study.get_trials(deepcopy=False) if trial.state != kinds.WAITING]
+        return [
+            trial
+            for trial in self._study.get_trials(deepcopy=False)
+            if trial.state != kinds.WAITING
+        ]
 
     @property
     def study(self) -> Any:

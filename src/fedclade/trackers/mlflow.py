@@ -38,7 +38,9 @@ class TensorBoardTracker(Tracker):
 
     @checked()
     def __init__(self, folder: str | Path | None = None) -> None:
-        self._module = import_extra("torch.utils.tensorboard", "tensorboard", "tensorboard", "--log tensorboard")
+        self._module = import_extra(
+            "torch.utils.tensorboard", "tensorboard", "tensorboard", "--log tensorboard"
+        )
         self._folder = folder
         self._writer: Any = None
 
@@ -46,10 +48,14 @@ class TensorBoardTracker(Tracker):
         """Create event files, with the config as text."""
         folder = self._folder or (record.folder and record.folder / FOLDER)
         if folder is None:
-            raise ConfigError("TensorBoardTracker needs a folder: set its folder, or that of the run")
+            raise ConfigError(
+                "TensorBoardTracker needs a folder: set its folder, or that of the run"
+            )
         at = record.round if isinstance(record, RoundRecord) else None
         self._writer = self._module.SummaryWriter(str(folder), purge_step=at)
-        rows = "".join(f"| {key} | {json.dumps(value)} |\n" for key, value in flat(record.config).items())
+        rows = "".join(
+            f"| {key} | {json.dumps(value)} |\n" for key, value in flat(record.config).items()
+        )
         self._writer.add_text("config", f"| setting | value |\n|:--|:--|\n{rows}", at or 0)
 
     def write(self, number: int, numbers: Mapping[str, float]) -> None:
@@ -62,7 +68,8 @@ class TensorBoardTracker(Tracker):
         """Write the summary as text, and bring everything to the disk."""
         if record.reason == "finished" and record.run is not None:
             text = json.dumps(record.run.summary, indent=4)
-            indented = "\n".join(f"    {line}" for line in text.splitlines())  # as Markdown has code
+            # as Markdown has code
+            indented = "\n".join(f"    {line}" for line in text.splitlines())
             self._writer.add_text("summary", indented, record.run.summary["rounds"])
         self._writer.close()
 
@@ -94,7 +101,9 @@ class WandbTracker(Tracker):
             try:
                 self._module.login(verify=False)  # fails before the run, not in its first round
             except self._module.errors.UsageError as error:
-                raise ConfigError(f"Weights & Biases cannot be used: {error} Or set WANDB_MODE=offline.") from error
+                raise ConfigError(
+                    f"Weights & Biases cannot be used: {error} Or set WANDB_MODE=offline."
+                ) from error
         self._run: Any = None
         self._written = 0
 

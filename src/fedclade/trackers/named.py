@@ -39,5 +39,7 @@ def build_callback(name: str) -> Callback:
     factory = named("callbacks", name, TRACKERS, "callback")
     callback = factory() if callable(factory) else factory
     if not isinstance(callback, Callback):
-        raise ConfigError(f"callback {shown(name)} should make a fedclade.Callback, got {shown(callback)}")
+        raise ConfigError(
+            f"callback {shown(name)} should make a fedclade.Callback, got {shown(callback)}"
+        )
     return callback

@@ -49,7 +49,10 @@ def numbers_of(record: RoundRecord) -> dict[str, float]:
             numbers[tag] = float(value)
     sizes = {leaf.id: float(len(leaf.members)) for leaf in record.tree.leaves if leaf.members}
     if sizes:
-        numbers |= {"clusters/largest": max(sizes.values()), "clusters/smallest": min(sizes.values())}
+        numbers |= {
+            "clusters/largest": max(sizes.values()),
+            "clusters/smallest": min(sizes.values()),
+        }
     if len(sizes) <= MOST_SIZES:
         numbers |= {f"cluster sizes/node {node}": size for node, size in sizes.items()}
     return numbers

@@ -1,7 +1,7 @@
 """Local training and evaluation of many clients at once: one reference loop, and engines that equal it.
 
-Runs import it, through :class:`SimulatedClients`, or :class:`RayClients` for those on other machines; algorithms do
-not, since clients may be elsewhere.
+Runs import it, through :class:`SimulatedClients`, or :class:`RayClients` for those on other
+machines; algorithms do not, since clients may be elsewhere.
 """
 
 from fedclade.training.auto import ENGINES, REMOTE, check_engine

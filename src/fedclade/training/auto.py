@@ -12,7 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedclade.core import ConfigError, EngineError, Layout, LocalTraining, set_unsent_buffers, unknown
+from fedclade.core import (
+    ConfigError,
+    EngineError,
+    Layout,
+    LocalTraining,
+    set_unsent_buffers,
+    unknown,
+)
 from fedclade.training.autotune import fastest, forget
 from fedclade.training.channels_last import ChannelsLastLoop
 from fedclade.training.data import is_augmented, remove_augmentation
@@ -35,26 +42,32 @@ TOLERANCE = 1e-3
 FINE_TOLERANCE = 1e-9
 """The same in float64."""
 
-LONGEST, TIMES_THE_LOOP = 60.0, 30
+LONGEST = 60.0
+TIMES_THE_LOOP = 30
 """Seconds that a trial may take, and how many times what the loop took besides."""
 
 
 def objection(engine: Engine, work: Workload, rounds: int = 1) -> str | None:
     """Return why an engine cannot train the clients of a workload, whose generators stay unused; or None.
 
-    It has to give the same updates as the loop on two steps of three clients, in each of some rounds, which it may go
-    about in different ways. What this finds besides layers that the engine does not know: modules whose forward pass
-    mixes the examples of a batch, which would mix clients.
+    It has to give the same updates as the loop on two steps of three clients, in each of some
+    rounds, which it may go about in different ways. What this finds besides layers that the engine
+    does not know: modules whose forward pass mixes the examples of a batch, which would mix
+    clients.
 
-    Some layers in some layout make torch end the process. So the engine is tried in another one, wherever a process can
-    be forked; elsewhere only engines are tried for which no such layer is known.
+    Some layers in some layout make torch end the process. So the engine is tried in another one,
+    wherever a process can be forked; elsewhere only engines are tried for which no such layer is
+    known.
     """
-    clients, batch = 3, work.spec.batch_size
-    examples = 2 * batch + min(2, batch - 1)  # a ragged batch, but not of one example, which BatchNorm does not take
+    clients = 3
+    batch = work.spec.batch_size
+    # a ragged batch, but not of one example, which BatchNorm does not take
+    examples = 2 * batch + min(2, batch - 1)
     small = _apart(work.cut(clients, examples))
     if small.private is not None:
         small = replace(small, private=small.private.as_trial())
-    # Without dropout, whose draws differ between engines; and with SGD, as others make much of what is only rounding.
+    # Without dropout, whose draws differ between engines; and with SGD, as others make much of what
+    # is only rounding.
     calm = replace(small, module=without_dropout(work.module), **_by_sgd(work))
     start = monotonic()
     expected = _by_loop(calm)
@@ -72,9 +85,9 @@ def objection(engine: Engine, work: Workload, rounds: int = 1) -> str | None:
         except Exception as failure:  # whatever a user's forward raises
             return f"{type(work.module).__name__} fails on clients together: {failure}"
         return (
-            f"{type(work.module).__name__} gives other updates for clients together (relative error {error:.1e}): its "
-            "forward mixes the examples of a batch, or gives a layer something else than the batch, such as positions "
-            "that are not expanded to it"
+            f"{type(work.module).__name__} gives other updates for clients together (relative "
+            f"error {error:.1e}): its forward mixes the examples of a batch, or gives a layer "
+            "something else than the batch, such as positions that are not expanded to it"
         )
 
     return attempt() if cannot_fork(work.models.device) else tried(attempt, limit)
@@ -91,9 +104,12 @@ def _by_sgd(work: Workload) -> dict[str, Any]:
 
 def _apart(work: Workload) -> Workload:
     """Return the workload with a model for each client, near its own: one would hide that they are mixed."""
-    jobs, layout = work.jobs, work.layout
+    jobs = work.jobs
+    layout = work.layout
     noise = torch.randn(len(jobs), layout.n_parameters, generator=torch.Generator().manual_seed(0))
-    models, anchors = (work.models[rows] for rows in ([job.row for job in jobs], [job.anchor_row for job in jobs]))
+    models, anchors = (
+        work.models[rows] for rows in ([job.row for job in jobs], [job.anchor_row for job in jobs])
+    )
     models[:, : layout.n_parameters] += 0.01 * noise.to(models)
     own = [replace(job, row=k, anchor=len(jobs) + k) for k, job in enumerate(jobs)]
     return replace(work, models=torch.cat([models, anchors]), jobs=own)
@@ -106,8 +122,11 @@ def _by_loop(work: Workload) -> Tensor:
 def _relative_error(engine: Engine, work: Workload, expected: Tensor) -> float:
     """Return how far an engine's updates are from those expected, relative to their norms: that of the worst client."""
     got, _ = engine.train(work.redrawn())
-    apart, norms = (torch.linalg.vector_norm(difference, dim=1) for difference in (got - expected, expected))
-    # Updates are differences of models: tiny ones keep few digits. Those that diverge are left to the run.
+    apart, norms = (
+        torch.linalg.vector_norm(difference, dim=1) for difference in (got - expected, expected)
+    )
+    # Updates are differences of models: tiny ones keep few digits. Those that diverge are left to
+    # the run.
     models = torch.linalg.vector_norm(work.models[[job.row for job in work.jobs]], dim=1)
     rounding = 100 * torch.finfo(models.dtype).eps * models
     return float(((apart - rounding).clamp(min=0) / norms).nan_to_num(0).max())
@@ -116,9 +135,10 @@ def _relative_error(engine: Engine, work: Workload, expected: Tensor) -> float:
 def _rounding_explains(engine: Engine, work: Workload) -> bool:
     """Return whether an engine and the loop differ only because rounding has fallen on two sides of a kink.
 
-    Where the input of a ReLU is all but 0, its sign, and with it the gradient, is a matter of rounding. In float64 that
-    is so fine that both agree to many more digits; and in float32 they agree for other orders of the examples. What
-    mixes clients does it in float64 too, and what computes coarsely does it in any order.
+    Where the input of a ReLU is all but 0, its sign, and with it the gradient, is a matter of
+    rounding. In float64 that is so fine that both agree to many more digits; and in float32 they
+    agree for other orders of the examples. What mixes clients does it in float64 too, and what
+    computes coarsely does it in any order.
     """
     fine = _in_float64(work)
     try:
@@ -132,11 +152,15 @@ def _rounding_explains(engine: Engine, work: Workload) -> bool:
 
 def _in_float64(work: Workload) -> Workload:
     module = copy.deepcopy(work.module).double()
-    set_unsent_buffers(module, work.layout.unsent)  # by its state now, which may have diverged, others might be
+    # by its state now, which may have diverged, others might be
+    set_unsent_buffers(module, work.layout.unsent)
     work.layout.set_training(module)  # checks leave modules in evaluation mode
     cast_inputs_to(module, torch.float64)
     layout = Layout.of(module)
-    jobs = [replace(j, inputs=j.inputs.double() if j.inputs.is_floating_point() else j.inputs) for j in work.jobs]
+    jobs = [
+        replace(j, inputs=j.inputs.double() if j.inputs.is_floating_point() else j.inputs)
+        for j in work.jobs
+    ]
     return replace(work, module=module, layout=layout, models=work.models.double(), jobs=jobs)
 
 
@@ -170,7 +194,9 @@ REPLAYED = "stacked, replayed"
 FITTED = "loop, channels last"
 """The loop on a module that has been fitted to one thread of a CPU."""
 
-REMOTE: Mapping[str, str] = {"ray": "clients on the actors of a Ray cluster, each with an engine of its own"}
+REMOTE: Mapping[str, str] = {
+    "ray": "clients on the actors of a Ray cluster, each with an engine of its own"
+}
 """Engines that are no engines of one process, with a line for people."""
 
 _log = logging.getLogger(__name__)
@@ -179,8 +205,8 @@ _log = logging.getLogger(__name__)
 def build_engine(name: str, resolved: str | None = None) -> ChosenEngine:
     """Return an engine by its name, one of :data:`ENGINES`.
 
-    ``resolved`` is what :attr:`ChosenEngine.resolved` was in the part of the run that is continued, and is used again
-    without a trial.
+    ``resolved`` is what :attr:`ChosenEngine.resolved` was in the part of the run that is continued,
+    and is used again without a trial.
 
     Raises
     ------
@@ -206,9 +232,9 @@ def check_engine(name: str, known: Collection[str] = (*ENGINES, *REMOTE)) -> Non
 class ChosenEngine:
     """The engine of a name; or the fastest that can train the module, chosen in the first call and kept.
 
-    A module that cannot be stacked goes to ``vmap``, and if that fails to the loop or the workers; that is logged. So
-    it is where a worker process dies, by ``auto`` to the loop. Local rules are for ``vmap`` and the loop alone: of
-    another name, it is the faster of these.
+    A module that cannot be stacked goes to ``vmap``, and if that fails to the loop or the workers;
+    that is logged. So it is where a worker process dies, by ``auto`` to the loop. Local rules are
+    for ``vmap`` and the loop alone: of another name, it is the faster of these.
     """
 
     def __init__(self, name: str, resolved: str | None = None) -> None:
@@ -233,7 +259,9 @@ class ChosenEngine:
             If worker processes die whatever they train with, and the name is theirs.
         """
         if self._engine is None:
-            chosen = self._name == "auto" or (work.rule is not None and self._name in ("stacked", "workers"))
+            chosen = self._name == "auto" or (
+                work.rule is not None and self._name in ("stacked", "workers")
+            )
             self.resolved, self._engine = _chosen(work) if chosen else _by_name(self._name, work)
         try:
             return self._engine.train(work, out)
@@ -260,7 +288,11 @@ def _chosen(work: Workload) -> tuple[str, Engine]:
         engines |= _replaying(work)
     if torch.get_num_threads() > 1 and len(work.jobs) > 1 and not cannot_work(work):
         engines |= _workers(work, stackable="stacked" in engines)
-    elif torch.get_num_threads() == 1 and work.models.device.type == "cpu" and _takes_plain_steps(work):
+    elif (
+        torch.get_num_threads() == 1
+        and work.models.device.type == "cpu"
+        and _takes_plain_steps(work)
+    ):
         engines |= {FITTED: ChannelsLastLoop()} if _keeps_channels_last(work) else {}
     engines["loop"] = LoopEngine()
     chosen = fastest(engines, work) if len(engines) > 1 else "loop"
@@ -306,7 +338,8 @@ def _together(name: str, work: Workload) -> tuple[Engine | None, str | None]:
 
 def _replaying(work: Workload) -> dict[str, Engine]:
     """Return the stacked engine that records its steps, if this is a GPU, and nothing of them resists."""
-    # What an augmentation or DP-SGD draws or decides on the CPU would be the same in every launch of a recording.
+    # What an augmentation or DP-SGD draws or decides on the CPU would be the same in every launch
+    # of a recording.
     if not can_record(work.models.device) or is_augmented(work.module) or work.private is not None:
         return {}
     engine = StackedEngine(Replay())

@@ -34,11 +34,14 @@ from fedclade.training.workers import WorkersEngine
 SECONDS = 0.6
 """How long to measure, but for the fewest repeats, which slow models get however long they take."""
 
-FEWEST_REPEATS, MOST_REPEATS = 3, 12
-SURE, FAR_BEHIND = 2, 3
+FEWEST_REPEATS = 3
+MOST_REPEATS = 12
+SURE = 2
+FAR_BEHIND = 3
 """After so many repeats, of slow models after one, what is so many times slower than the best is not measured again."""
 
-STEPS, MORE_STEPS = 3, 30
+STEPS = 3
+MORE_STEPS = 30
 """Of every client. What a client costs before its first step counts little in a round, so fast models get more."""
 
 MOST_CLIENTS = 32
@@ -50,7 +53,8 @@ FEW_CLIENTS = 3
 class Measured:
     """What was measured of engines."""
 
-    speeds: Mapping[str, float]  #: samples/s on a machine with nothing else to do: the best of some repeats
+    #: samples/s on a machine with nothing else to do: the best of some repeats
+    speeds: Mapping[str, float]
     share: float
     """Part of the time that passed for which they had the cores that they could use; less than 1 beside other work."""
 
@@ -70,7 +74,9 @@ def measure(engines: Mapping[str, Engine], work: Workload) -> Measured:
     """
     timed = _Timed(dict(engines), work)
     timed.repeat(1)  # a warm-up: processes are forked, threads started
-    timed.speeds, timed.seconds, timed.passed = {}, 0.0, 0.0
+    timed.speeds = {}
+    timed.seconds = 0.0
+    timed.passed = 0.0
     timed.repeat(STEPS)
     fast = timed.seconds < SECONDS / 4
     for repeat in range(1, MOST_REPEATS):
@@ -86,7 +92,8 @@ class _Timed:
     """Engines while they are measured."""
 
     def __init__(self, engines: dict[str, Engine], work: Workload) -> None:
-        self._engines, self._task = engines, work
+        self._engines = engines
+        self._task = work
         self.speeds: dict[str, float] = {}
         self.seconds = self.passed = 0.0
 
@@ -103,14 +110,18 @@ class _Timed:
                 if not self._engines and not self.speeds:
                     raise
                 continue
-            self.speeds[name] = max(self.speeds.get(name, 0.0), sum(job.size for job in small.jobs) / seconds)
+            self.speeds[name] = max(
+                self.speeds.get(name, 0.0), sum(job.size for job in small.jobs) / seconds
+            )
             self.seconds += seconds
             self.passed += passed
 
     def leave_out_what_is_far_behind(self) -> None:
         """Train no more with engines that cannot be the fastest."""
         enough = max(self.speeds.values()) / FAR_BEHIND
-        self._engines = {name: engine for name, engine in self._engines.items() if self.speeds[name] > enough}
+        self._engines = {
+            name: engine for name, engine in self._engines.items() if self.speeds[name] > enough
+        }
 
 
 def _enough(engine: Engine) -> int:
@@ -127,13 +138,17 @@ def _seconds(engine: Engine, work: Workload) -> tuple[float, float]:
     cuda = work.models.is_cuda
     if cuda:
         torch.cuda.synchronize()
-    start, of_thread, of_process, of_workers = perf_counter(), thread_time(), process_time(), _of_workers(engine)
+    start = perf_counter()
+    of_thread = thread_time()
+    of_process = process_time()
+    of_workers = _of_workers(engine)
     engine.train(work)
     if cuda:
         torch.cuda.synchronize()
         passed = perf_counter() - start
         return passed, passed
-    # The thread that waits for others computes as long, or turns round and round; but all have to find a core.
+    # The thread that waits for others computes as long, or turns round and round; but all have to
+    # find a core.
     here = max(thread_time() - of_thread, (process_time() - of_process) / cores())
     return max(1e-9, here + _of_workers(engine) - of_workers), perf_counter() - start
 
@@ -167,7 +182,8 @@ class Choice:
     """An engine that was found to be the fastest, and how sure that is."""
 
     engine: str
-    samples_per_second: Mapping[str, float]  #: as it was :class:`~fedclade.training.autotune.Measured`
+    #: as it was :class:`~fedclade.training.autotune.Measured`
+    samples_per_second: Mapping[str, float]
     share: float
     confirmed: int = 0  #: how many times it was measured again, and came out again
     runs: int = 1  #: how many runs it was taken for since
@@ -187,7 +203,8 @@ class Choice:
 
         What was measured on a quiet machine is not beaten on a busy one.
         """
-        speeds, best = found.speeds, found.best
+        speeds = found.speeds
+        best = found.best
         if self.engine not in speeds:
             return Choice(best, speeds, found.share)
         if self.is_sure and found.share < QUIET:
@@ -200,9 +217,10 @@ class Choice:
 def fastest(engines: Mapping[str, Engine], work: Workload) -> str:
     """Return the name of the engine that trains the clients of a workload fastest on this machine.
 
-    It is measured for each structure of a module, device, batch size, order of magnitude of the number of clients, and
-    number of threads, and then read from the cache folder: rounding depends on the engine, and a run that is repeated
-    should give the same bytes. After some runs, of a busy machine after one, it is measured again.
+    It is measured for each structure of a module, device, batch size, order of magnitude of the
+    number of clients, and number of threads, and then read from the cache folder: rounding depends
+    on the engine, and a run that is repeated should give the same bytes. After some runs, of a busy
+    machine after one, it is measured again.
 
     Raises
     ------
@@ -216,15 +234,26 @@ def fastest(engines: Mapping[str, Engine], work: Workload) -> str:
         return _of_this_process[str(path)]
     known = _read(path, engines)
     if known is not None and not known.is_due:
-        with suppress(OSError):  # a folder that is shared and cannot be written has nothing to count
+        # a folder that is shared and cannot be written has nothing to count
+        with suppress(OSError):
             _write(path, replace(known, runs=known.runs + 1), key)
     else:
         found = measure(engines, work)
-        choice = Choice(found.best, found.speeds, found.share) if known is None else known.after(found)
+        choice = (
+            Choice(found.best, found.speeds, found.share) if known is None else known.after(found)
+        )
         kept = choice.engine != found.best
-        how = "kept, being not clearly slower than the fastest" if kept else "the fastest for this model"
+        how = (
+            "kept, being not clearly slower than the fastest"
+            if kept
+            else "the fastest for this model"
+        )
         speeds = ", ".join(f"{engine} {speed:,.0f}" for engine, speed in found.speeds.items())
-        busy = "" if found.share >= QUIET else f"; the cores were busy for {1 - found.share:.0%} of the time"
+        busy = (
+            ""
+            if found.share >= QUIET
+            else f"; the cores were busy for {1 - found.share:.0%} of the time"
+        )
         _log.info("engine %s is %s (samples/s: %s%s)", choice.engine, how, speeds, busy)
         known = _keep(path, choice, key, first=known is None)
     _of_this_process[str(path)] = known.engine
@@ -247,17 +276,25 @@ def _key(engines: list[str], work: Workload) -> dict[str, object]:
         "format": FORMAT,
         "engines": engines,
         "module": str(work.module),
-        "tensors": [[slot.name, *slot.shape] for slot in (*work.layout.parameters, *work.layout.buffers)],
+        "tensors": [
+            [slot.name, *slot.shape] for slot in (*work.layout.parameters, *work.layout.buffers)
+        ],
         "at rest": [*work.layout.frozen, *work.layout.resting],
         "type": str(work.layout.dtype),
         "inputs": list(work.jobs[0].inputs.shape[1:]),
         "batch_size": work.batch_size,
         "clients": 1 << (clients - 1).bit_length(),  # the next power of two
-        "device": torch.cuda.get_device_name() if cuda else f"{platform.machine()}, {os.cpu_count()} cores",
+        "device": torch.cuda.get_device_name()
+        if cuda
+        else f"{platform.machine()}, {os.cpu_count()} cores",
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         **({} if work.spec.precision == "float32" else {"precision": work.spec.precision}),
-        **({} if optimizer.is_plain else {"optimizer": work.spec.optimizer, "options": {**work.spec.options}}),
+        **(
+            {}
+            if optimizer.is_plain
+            else {"optimizer": work.spec.optimizer, "options": {**work.spec.options}}
+        ),
         **({"augmented": True} if is_augmented(work.module) else {}),
         **({} if work.private is None else {"private": True}),
         **({} if work.rule is None else {"rule": [work.rule.name, work.rule.gradients]}),
@@ -299,5 +336,9 @@ def _keep(path: Path, choice: Choice, key: Mapping[str, object], *, first: bool)
     except FileExistsError:
         return _read(path, choice.samples_per_second) or choice
     except OSError as error:
-        _log.warning("cannot keep the choice of an engine in %s (%s); the next start measures again", path, error)
+        _log.warning(
+            "cannot keep the choice of an engine in %s (%s); the next start measures again",
+            path,
+            error,
+        )
     return choice

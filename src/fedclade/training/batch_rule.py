@@ -1,11 +1,11 @@
 """Models that cannot train on a batch of one example, such as those with BatchNorm, and how they train all the same.
 
-A last batch of one example is joined to the batch before (``LocalTraining.smallest_batch``). A client that has only one
-example trains with normalisation layers in evaluation mode: they normalise by the running statistics that the client is
-sent, and leave these as they are.
+A last batch of one example is joined to the batch before (``LocalTraining.smallest_batch``). A
+client that has only one example trains with normalisation layers in evaluation mode: they normalise
+by the running statistics that the client is sent, and leave these as they are.
 
-Whether a model is such a one is found by passing one example through it. That depends on the model and the shape of its
-inputs alone, so a simulation and a network find the same.
+Whether a model is such a one is found by passing one example through it. That depends on the model
+and the shape of its inputs alone, so a simulation and a network find the same.
 """
 
 from __future__ import annotations
@@ -42,7 +42,13 @@ class BatchRule:
 
     @classmethod
     def of(
-        cls, module: nn.Module, layout: Layout, federation: Federation, device: torch.device, *, checks: bool = True
+        cls,
+        module: nn.Module,
+        layout: Layout,
+        federation: Federation,
+        device: torch.device,
+        *,
+        checks: bool = True,
     ) -> BatchRule:
         """Return the rule for a model and the data of a federation.
 
@@ -54,7 +60,10 @@ class BatchRule:
             If the model fails in training on all batches, or on those of a client with one example.
         """
         pool = federation.pool
-        first = next((client for client in federation.clients if len(client.train) > 1), federation.clients[0])
+        first = next(
+            (client for client in federation.clients if len(client.train) > 1),
+            federation.clients[0],
+        )
         some = np.resize(first.train, max(2, min(TRIED, len(first.train))))
         rule = cls(smallest_batch(module, layout, pool.inputs(some[:2]).to(device)), layout)
         if not checks:
@@ -63,23 +72,27 @@ class BatchRule:
             alone = training_failure(module, layout, pool.inputs(some[:1]).to(device))
             if alone and (why := training_failure(module, layout, pool.inputs(some).to(device))):
                 raise ModelError(
-                    f"the model takes inputs of shape {pool.input_shape} ({pool.name}), but cannot be trained on them: "
-                    f"{why}{_remedy(module)}"
+                    f"the model takes inputs of shape {pool.input_shape} ({pool.name}), but cannot "
+                    f"be trained on them: {why}{_remedy(module)}"
                 )
             return rule
-        if (client := next((client for client, size in federation.sizes.items() if size == 1), None)) is not None:
+        if (
+            client := next((client for client, size in federation.sizes.items() if size == 1), None)
+        ) is not None:
             rule._check_alone(module, federation, client, device)
         return rule
 
-    def _check_alone(self, module: nn.Module, federation: Federation, client: int, device: torch.device) -> None:
+    def _check_alone(
+        self, module: nn.Module, federation: Federation, client: int, device: torch.device
+    ) -> None:
         """Check that a model can be trained on the only example of a client; a ModelError if not."""
         its = federation.by_id[client]
         inputs = federation.pool.inputs(its.train).to(device)
         if why := training_failure(module, self.frozen_layout(module), inputs, finite=False):
             raise ModelError(
-                f"client {client} ({its.name!r}) has one training example, on which the model cannot be trained, even "
-                f"with its normalisation layers in evaluation mode: {why}; give the client more examples, or leave it "
-                "out"
+                f"client {client} ({its.name!r}) has one training example, on which the model "
+                f"cannot be trained, even with its normalisation layers in evaluation mode: {why}; "
+                "give the client more examples, or leave it out"
             )
 
     def frozen_layout(self, module: nn.Module) -> Layout:
@@ -87,7 +100,9 @@ class BatchRule:
         names = [name for name, layer in module.named_modules() if _keeps_statistics(layer)]
         return replace(self.layout, resting=(*self.layout.resting, *names))
 
-    def train(self, engine: Engine, work: Workload, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def train(
+        self, engine: Engine, work: Workload, out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Train the clients of a workload by an engine, and those with too few examples for it by the loop.
 
         See :class:`~fedclade.training.jobs.Engine`.
@@ -96,11 +111,14 @@ class BatchRule:
         if not alone:
             return engine.train(work, out)
         together = [place for place, job in enumerate(work.jobs) if job.size >= self.smallest]
-        updates, losses = work.room(out), torch.empty(len(work.jobs), dtype=torch.float64)
+        updates = work.room(out)
+        losses = torch.empty(len(work.jobs), dtype=torch.float64)
         if together:
             part = replace(work, jobs=[work.jobs[place] for place in together])
             updates[together], losses[together] = engine.train(part)
-        part = replace(work, jobs=[work.jobs[place] for place in alone], layout=self.frozen_layout(work.module))
+        part = replace(
+            work, jobs=[work.jobs[place] for place in alone], layout=self.frozen_layout(work.module)
+        )
         updates[alone], losses[alone] = LoopEngine().train(part)
         return updates, losses
 
@@ -117,7 +135,8 @@ def smallest_batch(module: nn.Module, layout: Layout, inputs: Tensor) -> int:
 def smallest_batch_for(module: nn.Module, layout: Layout, schema: DataSpec) -> int:
     """Return the same where no inputs are at hand, as on the server of a network.
 
-    Random inputs are tried, and zeros where the model fails on those, as an embedding of a column does.
+    Random inputs are tried, and zeros where the model fails on those, as an embedding of a column
+    does.
     """
     draw = torch.Generator().manual_seed(0)
     shape = (2, *schema.input_shape)
@@ -130,10 +149,13 @@ def smallest_batch_for(module: nn.Module, layout: Layout, schema: DataSpec) -> i
     return smallest_batch(module, layout, inputs)
 
 
-def training_failure(module: nn.Module, layout: Layout, inputs: Tensor, *, finite: bool = True) -> str | None:
+def training_failure(
+    module: nn.Module, layout: Layout, inputs: Tensor, *, finite: bool = True
+) -> str | None:
     """Return why a model fails on a batch in training mode, or None; its buffers stay as they are.
 
-    With ``finite`` outputs that are NaN or infinite are a failure, too: such is a variance of one example.
+    With ``finite`` outputs that are NaN or infinite are a failure, too: such is a variance of one
+    example.
     """
     with state_preserved(module), rng.seeded_globally(0, inputs.device), torch.no_grad():
         layout.set_training(module)
@@ -150,8 +172,9 @@ def check_examples_alone(module: nn.Module, rule: BatchRule) -> None:
     """Check that a model can be trained by DP-SGD, which takes one example at a time; a ConfigError if not."""
     if rule.smallest > 1:
         raise ConfigError(
-            f"privacy.level = 'example': {type(module).__name__} cannot be trained on one example at a time, so none "
-            "has a gradient of its own; take a model that does not normalise over the batch, such as one with GroupNorm"
+            f"privacy.level = 'example': {type(module).__name__} cannot be trained on one example "
+            "at a time, so none has a gradient of its own; take a model that does not normalise "
+            "over the batch, such as one with GroupNorm"
         )
 
 
@@ -165,7 +188,8 @@ def _remedy(module: nn.Module) -> str:
     for name, layer in module.named_modules():
         if isinstance(layer, nn.modules.instancenorm._InstanceNorm):  # pyright: ignore[reportPrivateUsage]
             return (
-                f"; layer {name!r} ({type(layer).__name__}) normalises over the places of an example, of which there "
-                "must be more than one; take GroupNorm or LayerNorm in its place"
+                f"; layer {name!r} ({type(layer).__name__}) normalises over the places of an "
+                "example, of which there must be more than one; take GroupNorm or LayerNorm in "
+                "its place"
             )
     return ""

@@ -28,9 +28,9 @@ LARGE = 2**17
 class ChannelsLastLoop(LoopEngine):
     """The loop, on a copy of the module that a CPU is faster with.
 
-    Its convolutions keep the channels of a place side by side in memory: a forward pass that takes a ``view`` of what
-    one gives cannot be run. Its large dense layers fuse their steps: one whose weight is read besides cannot be
-    trained, which autograd finds.
+    Its convolutions keep the channels of a place side by side in memory: a forward pass that takes
+    a ``view`` of what one gives cannot be run. Its large dense layers fuse their steps: one whose
+    weight is read besides cannot be trained, which autograd finds.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,8 @@ class ChannelsLastLoop(LoopEngine):
             raise CannotTrainTogether("the steps of DP-SGD cannot be fused")
         if work.module not in self._copies:
             self._copies[work.module] = fitted(work.module)
-        module, optimizer = self._copies[work.module], LocalOptimizer.of(work.spec, work.lr)
+        module = self._copies[work.module]
+        optimizer = LocalOptimizer.of(work.spec, work.lr)
         for layer in module.modules():
             if isinstance(layer, _SteppingLinear):
                 layer.begin(optimizer)
@@ -72,12 +73,19 @@ class _SteppingLinear(nn.Linear):
 
     def begin(self, optimizer: LocalOptimizer) -> None:
         """Start local training; what an earlier one that failed has left pending does not count."""
-        self.optimizer, self.pending, self.shared = optimizer, 0, False
+        self.optimizer = optimizer
+        self.pending = 0
+        self.shared = False
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (its name in torch)
         """Return ``[..., outputs]``."""
         few = input.numel() <= FEW_ROWS * self.in_features
-        if few and self.optimizer.can_fuse and self.weight.requires_grad and torch.is_grad_enabled():
+        if (
+            few
+            and self.optimizer.can_fuse
+            and self.weight.requires_grad
+            and torch.is_grad_enabled()
+        ):
             self.pending += 1
             self.shared = self.shared or self.pending > 1
             return _Step.apply(input, self.weight, self.bias, self)
@@ -86,7 +94,9 @@ class _SteppingLinear(nn.Linear):
 
 class _Step(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: _SteppingLinear) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: _SteppingLinear
+    ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.layer = layer
         return functional.linear(x, weight, bias)
@@ -95,7 +105,8 @@ class _Step(Function):
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         x, weight = ctx.saved_tensors
         layer = ctx.layer
-        of_outputs, rows = grads[0].reshape(-1, weight.shape[0]), x.reshape(-1, weight.shape[1])
+        of_outputs = grads[0].reshape(-1, weight.shape[0])
+        rows = x.reshape(-1, weight.shape[1])
         of_x = grads[0] @ weight if ctx.needs_input_grad[0] else None  # before the weight changes
         of_bias = of_outputs.sum(0) if ctx.needs_input_grad[2] else None
         of_weight = None

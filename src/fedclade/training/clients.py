@@ -45,7 +45,13 @@ from fedclade.training.jobs import (
 from fedclade.training.local_data import SimulatedData
 from fedclade.training.loop import LoopEngine
 from fedclade.training.loss_check import try_loss
-from fedclade.training.memory import MODULE_ERRORS, Blocks, check_model_fits, default_memory, model_error
+from fedclade.training.memory import (
+    MODULE_ERRORS,
+    Blocks,
+    check_model_fits,
+    default_memory,
+    model_error,
+)
 from fedclade.training.mixtures import Mixtures
 from fedclade.training.stages import Stages, Trained
 from fedclade.training.store import PERSONAL, ClientStore, Start, WholeModels
@@ -61,14 +67,16 @@ JUDGED = 256
 def stretch(work: Workload, moved: Tensor, times: float, chunk: int) -> None:
     """Multiply those updates ``[n, S]`` that lower the loss then, in place; the parameters alone, not the buffers.
 
-    A part takes as many steps as all data would, but shorter ones, as its batches are smaller; so its update is
-    shorter, too. Made as long as by steps of full length it may overshoot, which the loss on some of the part's own
-    examples decides: so the update still depends on nothing but the part and the model that it starts from, and parts
-    stay exchangeable. The loss is that of the model as it is served, ``chunk`` examples at a time.
+    A part takes as many steps as all data would, but shorter ones, as its batches are smaller; so
+    its update is shorter, too. Made as long as by steps of full length it may overshoot, which the
+    loss on some of the part's own examples decides: so the update still depends on nothing but the
+    part and the model that it starts from, and parts stay exchangeable. The loss is that of the
+    model as it is served, ``chunk`` examples at a time.
     """
     parameters = slice(work.layout.n_parameters)
     for update, job in zip(moved, work.jobs, strict=True):
-        start, longer = work.models[job.row], update.clone()
+        start = work.models[job.row]
+        longer = update.clone()
         longer[parameters] *= times
         batches = _drawn(job, chunk)
         with using_threads(threads_of_step(work.module, batches[0][0], len(batches[0][1]))):
@@ -111,10 +119,12 @@ class SimulatedClients(Workers):
     device
         ``cpu`` or ``cuda``.
     engine
-        How they are trained: one of :data:`~fedclade.training.ENGINES`. Updates do not depend on it beyond rounding.
+        How they are trained: one of :data:`~fedclade.training.ENGINES`. Updates do not depend on it
+        beyond rounding.
     memory
-        Bytes that the data and the training of a round may take; by default a quarter of the machine's or the GPU's
-        memory. It decides how many clients train at the same time, and nothing else.
+        Bytes that the data and the training of a round may take; by default a quarter of the
+        machine's or the GPU's memory. It decides how many clients train at the same time, and
+        nothing else.
     resolved
         The engine of a run that is continued, see :attr:`engine_taken`.
     task
@@ -123,21 +133,24 @@ class SimulatedClients(Workers):
         Patterns over the names of parameters and buffers that stay with each client, see
         :meth:`fedclade.core.Layout.of`. All start from the module's.
     private
-        That all local training is DP-SGD, also of what clients keep: what they share later depends on that.
+        That all local training is DP-SGD, also of what clients keep: what they share later depends
+        on that.
     always_replies
-        Whether every client replies to every training query, with zeros in place of an update that is not finite, with
-        a shorter update in place of one that is too long, and without losses. Clients with differential privacy do:
-        whether a reply is missing, and why, would reveal something about the data without any noise.
+        Whether every client replies to every training query, with zeros in place of an update that
+        is not finite, with a shorter update in place of one that is too long, and without losses.
+        Clients with differential privacy do: whether a reply is missing, and why, would reveal
+        something about the data without any noise.
 
     Raises
     ------
     ConfigError
-        If the engine is unknown, or a pattern matches nothing; if a loss of the user's own fails on some examples, or
-        lets them depend on each other without being declared so; if training is private, and the module mixes
-        examples, the loss is one over the batch, or the data changes during a run.
+        If the engine is unknown, or a pattern matches nothing; if a loss of the user's own fails on
+        some examples, or lets them depend on each other without being declared so; if training is
+        private, and the module mixes examples, the loss is one over the batch, or the data changes
+        during a run.
     ModelError
-        If the module does not take the federation's inputs, cannot be trained on them, or gives another number of
-        outputs than there are labels.
+        If the module does not take the federation's inputs, cannot be trained on them, or gives
+        another number of outputs than there are labels.
     """
 
     def __init__(
@@ -153,7 +166,8 @@ class SimulatedClients(Workers):
         private: PrivateSteps | None = None,
         always_replies: bool = False,
     ) -> None:
-        self._federation, self._always_replies = federation, always_replies
+        self._federation = federation
+        self._always_replies = always_replies
         self._device = torch.device(device)
         module = augmented(module.to(self._device), federation.augment)
         self.layout = Layout.of(module, personal)
@@ -169,27 +183,35 @@ class SimulatedClients(Workers):
         except ConfigError as error:
             if not always_replies:
                 raise
-            _log.error("%s", error)  # it quotes losses, which a private client must not send to a server
+            # it quotes losses, which a private client must not send to a server
+            _log.error("%s", error)
             raise ConfigError(
-                f"task.loss = {fitted.loss_name} does not fit the model, or lets examples depend on each other; the "
-                "log of the client has the details"
+                f"task.loss = {fitted.loss_name} does not fit the model, or lets examples depend "
+                "on each other; the log of the client has the details"
             ) from None
         if self._task.over_batch:  # of which a part of a client's examples has another
             self._chunk = max(self._chunk, len(pool.y))
         if private is not None:
             check_private(module, self.layout.full, federation, self._task)
         checks = not always_replies
-        self._batch_rule = BatchRule.of(module, self.layout.full, federation, self._device, checks=checks)
+        self._batch_rule = BatchRule.of(
+            module, self.layout.full, federation, self._device, checks=checks
+        )
         if private is not None:
             check_examples_alone(module, self._batch_rule)
-        self._engine, self._private = build_engine(engine, resolved), private
+        self._engine = build_engine(engine, resolved)
+        self._private = private
         self._memory = default_memory(self._device) if memory is None else memory
 
         def judge(federation: Federation, data: ClientsData) -> Evaluator:
             return Evaluator(federation, self._module, self.layout.full, data, self._task)
 
-        self._stages = Stages(federation, self._device, self._memory // 2, judge, alone=private is not None)
-        self._blocks = Blocks(federation, self._module, self.layout.full, self._stages, self._memory)
+        self._stages = Stages(
+            federation, self._device, self._memory // 2, judge, alone=private is not None
+        )
+        self._blocks = Blocks(
+            federation, self._module, self.layout.full, self._stages, self._memory
+        )
         self._mixtures = Mixtures(self.store, self.layout, pool.schema.labels)
         self._warned: set[str] = set()
 
@@ -241,7 +263,8 @@ class SimulatedClients(Workers):
         return self._trained(query) if query.mixture is None else self._trained_mixture(query)
 
     def _trained(self, query: UpdateQuery) -> Updates:
-        ids, held = query.ids, self._stages.of(query)
+        ids = query.ids
+        held = self._stages.of(query)
         size = 0 if query.is_secret else self.layout.size
         deltas = torch.empty(len(ids), size, dtype=self.layout.dtype, device=self._device)
         losses = torch.empty(len(ids), dtype=torch.float64)
@@ -251,7 +274,9 @@ class SimulatedClients(Workers):
         out = deltas if len(blocks) == 1 and not query.own and not self.layout.personal else None
         for places in blocks:
             start = self.whole.start(query, places)
-            moved, mean_losses = self._moved(self._stages.trained(query, places, held), start, query.round, out)
+            moved, mean_losses = self._moved(
+                self._stages.trained(query, places, held), start, query.round, out
+            )
             if out is None:
                 deltas[places] = self.whole.settle(query, places, start, moved, mean_losses)
             losses[places] = mean_losses
@@ -259,12 +284,17 @@ class SimulatedClients(Workers):
 
     def _trained_mixture(self, query: UpdateQuery) -> Updates:
         held = self._stages.of(query)
-        sizes, clients = self._stages.sizes(query, held), self._stages.trained(query, range(len(query.ids)), held)
+        sizes = self._stages.sizes(query, held)
+        clients = self._stages.trained(query, range(len(query.ids)), held)
         blocks = self._blocks.of(sizes, query.round, held, len(query.models))
-        deltas, losses, components = self._mixtures.trained(query, clients, blocks, held.evaluator, self._train_block)
+        deltas, losses, components = self._mixtures.trained(
+            query, clients, blocks, held.evaluator, self._train_block
+        )
         updates = self._received(query.ids, sizes, deltas, losses, query.round, len(query.models))
         component_of = dict(zip(query.ids, components.tolist(), strict=True))
-        return replace(updates, components=torch.tensor([component_of[client] for client in updates.ids]))
+        return replace(
+            updates, components=torch.tensor([component_of[client] for client in updates.ids])
+        )
 
     def _moved(
         self, clients: Sequence[Trained], start: Start, this_round: Round, out: Tensor | None
@@ -276,7 +306,9 @@ class SimulatedClients(Workers):
         own = frozenset(slot.name for slot in self.layout.personal)
         shared = frozenset(slot.name for slot in self.layout.full.parameters) - own
         spec = this_round.spec.in_epochs(this_round.personal_epochs)
-        first = replace(this_round, spec=spec, longest=1.0, purpose=f"{this_round.purpose} personal")
+        first = replace(
+            this_round, spec=spec, longest=1.0, purpose=f"{this_round.purpose} personal"
+        )
         moved, _ = self._train_block(block, start.models, first, start.optimizer, shared)
         moved = self.whole.only(PERSONAL, moved)  # buffers of the other part have changed too
         models = torch.cat([start.models[: len(block)] + moved, start.models[len(block) :]])
@@ -284,7 +316,8 @@ class SimulatedClients(Workers):
         return moved + self.whole.only("shared", then), losses
 
     def _gradients(self, query: UpdateQuery) -> Updates:
-        held, answers = self._stages.of(query), list[tuple[Tensor, float]]()
+        held = self._stages.of(query)
+        answers = list[tuple[Tensor, float]]()
         for place, row in enumerate(query.assignment):
             client, inputs, targets = self._stages.trained(query, [place], held)[0]
             whole = self.whole.of(query.round, client, query.models[row])
@@ -292,7 +325,9 @@ class SimulatedClients(Workers):
             answers.append(loop.gradient(self._module, self.layout.full, *of_client))
         deltas, _ = self.layout.parted(torch.stack([delta for delta, _ in answers]))
         losses = torch.tensor([loss for _, loss in answers], dtype=torch.float64)
-        return self._received(query.ids, self._stages.sizes(query, held), deltas, losses, query.round)
+        return self._received(
+            query.ids, self._stages.sizes(query, held), deltas, losses, query.round
+        )
 
     def handle_evaluation(self, query: EvaluationQuery) -> Evaluation:
         """Let each client evaluate its model on a split of its own data.
@@ -305,7 +340,9 @@ class SimulatedClients(Workers):
         judge = self._stages.in_round(query.data_round).evaluator
         if query.mixture is not None:
             return self._mixtures.evaluated(query, judge)
-        at_once = self._memory // (MODELS_AT_A_TIME * self.layout.full.size * self.layout.dtype.itemsize)
+        at_once = self._memory // (
+            MODELS_AT_A_TIME * self.layout.full.size * self.layout.dtype.itemsize
+        )
         parts = self.whole.evaluated(query, max(1, at_once))
         return Evaluation.concat([judge.evaluate(query, *part) for part in parts])
 
@@ -325,8 +362,11 @@ class SimulatedClients(Workers):
         weights: Mapping[int, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
         def trained_by(engine: Engine) -> tuple[Tensor, Tensor]:
-            work = replace(self._workload(block, models, this_round), fixed=fixed).weighted(weights or {})
-            if optimizer is None:  # what is trained for another purpose begins with a new one, and leaves nothing
+            work = replace(self._workload(block, models, this_round), fixed=fixed).weighted(
+                weights or {}
+            )
+            # what is trained for another purpose begins with a new one, and leaves nothing
+            if optimizer is None:
                 once = replace(work, spec=replace(work.spec, keep_state=False))
                 moved, losses = self._batch_rule.train(engine, once, out)
                 if self._always_replies:
@@ -345,7 +385,8 @@ class SimulatedClients(Workers):
         try:
             try:
                 return trained_by(self._engine)
-            except CannotTrainTogether as reason:  # though it could train those that it was tried on
+            except CannotTrainTogether as reason:
+                # though it could train those that it was tried on
                 warning = f"engine {self.engine} cannot train some clients together: {reason}; using the loop"
                 if warning not in self._warned:
                     _log.warning(warning)
@@ -365,18 +406,31 @@ class SimulatedClients(Workers):
             generator = generator_of(this_round, self._federation.keys[client], self._private)
             jobs.append(Job(client, row, inputs, targets, generator, anchor))
         spec = this_round.spec.with_smallest_batch(self.smallest_batch)
-        rule, private = this_round.rule, self._private
+        rule = this_round.rule
+        private = self._private
         of_all = spec, this_round.lr, self._task
-        return Workload(self._module, self.layout.full, models, jobs, *of_all, rule=rule, private=private)
+        return Workload(
+            self._module, self.layout.full, models, jobs, *of_all, rule=rule, private=private
+        )
 
     def _received(
-        self, ids: Sequence[int], sizes: Indices, deltas: Tensor, losses: Tensor, this_round: Round, models: int = 1
+        self,
+        ids: Sequence[int],
+        sizes: Indices,
+        deltas: Tensor,
+        losses: Tensor,
+        this_round: Round,
+        models: int = 1,
     ) -> Updates:
         keys = self._federation.keys
         if self._always_replies:
             make_usable(deltas, losses)
-        trained = [len(this_round.examples(int(n), keys[client])) for client, n in zip(ids, sizes, strict=True)]
-        n_parameters = min(deltas.shape[1], models * self.layout.n_parameters)  # none of models that clients keep
+        trained = [
+            len(this_round.examples(int(n), keys[client]))
+            for client, n in zip(ids, sizes, strict=True)
+        ]
+        # none of models that clients keep
+        n_parameters = min(deltas.shape[1], models * self.layout.n_parameters)
         return Updates.received(ids, trained, deltas, n_parameters, losses, this_round.number)
 
 

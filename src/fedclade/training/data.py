@@ -22,17 +22,20 @@ FETCHED_AT_A_TIME = 1024
 class SplitInputs:
     """The distinct inputs of a split, and which of them each client holds.
 
-    An input is an example of the pool, turned. Each has a place: they are numbered in the order in which the clients
-    hold them, so that an input that several hold is there once, and what one client alone holds lies side by side.
-    Clients with the same indices and turns share a set of places.
+    An input is an example of the pool, turned. Each has a place: they are numbered in the order in
+    which the clients hold them, so that an input that several hold is there once, and what one
+    client alone holds lies side by side. Clients with the same indices and turns share a set of
+    places.
 
-    ``set_of`` is the set of each client, int64 ``[n]`` in the order of the federation; ``sizes`` and ``starts`` say how
-    many places each set has, and from where on among those of all (:meth:`at`). All inputs stay on the device, once
-    they were needed, if ``keeps`` is set; each has ``bytes_each``.
+    ``set_of`` is the set of each client, int64 ``[n]`` in the order of the federation; ``sizes``
+    and ``starts`` say how many places each set has, and from where on among those of all
+    (:meth:`at`). All inputs stay on the device, once they were needed, if ``keeps`` is set; each
+    has ``bytes_each``.
     """
 
     def __init__(self, federation: Federation, split: Split, device: torch.device) -> None:
-        self._pool, self._device = federation.pool, device
+        self._pool = federation.pool
+        self._device = device
         examples = len(self._pool.x)
         self.set_of, self.sizes, held = _sets(federation, split, examples)
         self.starts = self.sizes.cumsum() - self.sizes
@@ -78,14 +81,16 @@ class SplitInputs:
         Raises
         ------
         ModelError
-            If one has, and did not do so in the trial before the first round, so that it was given no copies.
+            If one has, and did not do so in the trial before the first round, so that it was given
+            no copies.
         """
         if self._version is None:
             self._version = kept._version
         if kept._version != self._version:
             raise ModelError(
-                "the model's forward has written into the clients' data, and does so for some inputs alone, since it "
-                "did not in a trial on two examples; begin it with x = x.clone()"
+                "the model's forward has written into the clients' data, and does so for some "
+                "inputs alone, since it did not in a trial on two examples; begin it with x = "
+                "x.clone()"
             )
 
     def targets(self, places: Indices) -> Tensor:
@@ -111,25 +116,35 @@ class SplitInputs:
             return self._pool.inputs(indices, kinds[0]).to(self._device)
         fetched = self._empty(len(places))
         for kind in kinds:
-            fetched[torch.from_numpy(turns == kind)] = self._pool.inputs(indices[turns == kind], kind).to(self._device)
+            fetched[torch.from_numpy(turns == kind)] = self._pool.inputs(
+                indices[turns == kind], kind
+            ).to(self._device)
         return fetched
 
     def _empty(self, inputs: int) -> Tensor:
-        return torch.empty(inputs, *self._like.shape[1:], dtype=self._like.dtype, device=self._device)
+        return torch.empty(
+            inputs, *self._like.shape[1:], dtype=self._like.dtype, device=self._device
+        )
 
 
 class WholePool:
     """The inputs of a pool in which clients lie side by side, client behind client, for all splits together.
 
-    They are the pool's own tensor where the model takes it as it is: then nothing is copied, and of a file in memory
-    is only what was used. Else they are kept on the device if all of them fit the ``budget``.
+    They are the pool's own tensor where the model takes it as it is: then nothing is copied, and of
+    a file in memory is only what was used. Else they are kept on the device if all of them fit the
+    ``budget``.
     """
 
-    def __init__(self, federation: Federation, table: ClientTable, device: torch.device, budget: int) -> None:
+    def __init__(
+        self, federation: Federation, table: ClientTable, device: torch.device, budget: int
+    ) -> None:
         self.pool, self.device = (pool := federation.pool), device
-        self.label_maps, self.view = federation.label_maps, table.view
+        self.label_maps = federation.label_maps
+        self.view = table.view
         self.turns = table.quarter_turns
-        self.begins = np.minimum(table.train.starts, np.minimum(table.validation.starts, table.test.starts))
+        self.begins = np.minimum(
+            table.train.starts, np.minimum(table.validation.starts, table.test.starts)
+        )
         self.everyone = np.arange(len(table))
         self.like = pool.inputs(np.arange(1))
         as_it_is = device.type == "cpu" and pool.x.dtype != torch.uint8 and self.turns is None
@@ -146,9 +161,16 @@ class SideBySide(SplitInputs):
     """
 
     def __init__(self, whole: WholePool, rows: SplitRows) -> None:
-        self._whole, self._pool, self._device, self._like = whole, whole.pool, whole.device, whole.like
-        self.set_of, self.sizes, self.starts = whole.everyone, rows.counts, rows.starts
-        self.bytes_each, self.keeps, self._kept = self._like.nbytes, whole.keeps, whole.kept
+        self._whole = whole
+        self._pool = whole.pool
+        self._device = whole.device
+        self._like = whole.like
+        self.set_of = whole.everyone
+        self.sizes = rows.counts
+        self.starts = rows.starts
+        self.bytes_each = self._like.nbytes
+        self.keeps = whole.keeps
+        self._kept = whole.kept
         self._version = None
 
     def __len__(self) -> int:
@@ -162,14 +184,16 @@ class SideBySide(SplitInputs):
         """Return the inputs of the client at a place in the federation, ``[n, ...]``: a view if they are kept."""
         if not self.keeps:
             return self._fetched(self.places_of(place))
-        start, count = int(self.starts[place]), int(self.sizes[place])
+        start = int(self.starts[place])
+        count = int(self.sizes[place])
         self._kept = self._gathered() if self._kept is None else self._kept
         self._check_unchanged(self._kept)
         return self._kept[start : start + count]
 
     def targets_of(self, place: int) -> Tensor:
         """Return the targets of the client at a place, ``[n, ...]``, as it sees them, on the CPU."""
-        start, count = int(self.starts[place]), int(self.sizes[place])
+        start = int(self.starts[place])
+        count = int(self.sizes[place])
         seen = self._pool.y[start : start + count]
         view = -1 if self._whole.view is None else int(self._whole.view[place])
         return seen if view < 0 else map_labels(seen, self._whole.label_maps[view])
@@ -192,8 +216,10 @@ class SideBySide(SplitInputs):
 
 def _sets(federation: Federation, split: Split, examples: int) -> tuple[Indices, Indices, Indices]:
     """Return the set of each client, how many inputs each set has, and these: ``turns * examples + index``."""
-    if isinstance(table := federation.clients, ClientTable):  # whose arrays of indices are made when asked for
-        rows, everyone = table.split(split), np.arange(len(table))
+    # whose arrays of indices are made when asked for
+    if isinstance(table := federation.clients, ClientTable):
+        rows = table.split(split)
+        everyone = np.arange(len(table))
         turns = 0 if table.quarter_turns is None else (table.quarter_turns % 4).repeat(rows.counts)
         return everyone, rows.counts, turns * examples + rows.rows(everyone)
     numbers: dict[tuple[int, int], int] = {}
@@ -224,7 +250,9 @@ class Augmentation:
         x = self._augment(inputs[0])
         if not isinstance(x, Tensor) or x.shape[:1] != inputs[0].shape[:1]:  # pyright: ignore[reportUnnecessaryIsInstance]
             got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ValueError(f"augment should return as many inputs as it is given, {len(inputs[0])}, got {got}")
+            raise ValueError(
+                f"augment should return as many inputs as it is given, {len(inputs[0])}, got {got}"
+            )
         return (x, *inputs[1:])
 
 
@@ -260,13 +288,17 @@ SPLITS: tuple[Split, ...] = ("train", "test", "validation")
 class ClientsData:
     """What each client holds, gathered from the pool once and kept on the device as long as it fits.
 
-    ``budget`` is the bytes it may take. Training data come first, then test and validation data; what does not fit any
-    more is not kept, but fetched again whenever it is needed. Where examples are on their own (``alone``), equal ones
-    are not kept together in parts: in which part one is then says nothing of the others, as its privacy needs.
+    ``budget`` is the bytes it may take. Training data come first, then test and validation data;
+    what does not fit any more is not kept, but fetched again whenever it is needed. Where examples
+    are on their own (``alone``), equal ones are not kept together in parts: in which part one is
+    then says nothing of the others, as its privacy needs.
     """
 
-    def __init__(self, federation: Federation, device: torch.device, budget: int, alone: bool = False) -> None:
-        self._federation, self._alone = federation, alone
+    def __init__(
+        self, federation: Federation, device: torch.device, budget: int, alone: bool = False
+    ) -> None:
+        self._federation = federation
+        self._alone = alone
         self._device = self.device = device
         self._targets: dict[int, Tensor] = {}
         self._copies: dict[int, Indices] = {}
@@ -298,15 +330,16 @@ class ClientsData:
     def of(self, client: int) -> tuple[Tensor, Tensor]:
         """Return a client's training inputs and targets ``[n, ...]``, as it sees them.
 
-        Those of all clients lie in one tensor, client behind client in the order of the federation, so that an engine
-        can draw the batches of several clients in one go.
+        Those of all clients lie in one tensor, client behind client in the order of the federation,
+        so that an engine can draw the batches of several clients in one go.
         """
         held = self.splits["train"]
         if not held.keeps:
             inputs, targets = self._federation.examples(client, "train")
             return inputs.to(self._device), targets.to(self._device)
         place = self.positions[client]
-        if isinstance(held, SideBySide):  # and a million clients' targets are not gathered for the few that train
+        # and a million clients' targets are not gathered for the few that train
+        if isinstance(held, SideBySide):
             return held.run(place), held.targets_of(place).to(self._device)
         places = held.places_of(held.set_of[place])
         if not self._targets:
@@ -333,7 +366,10 @@ class ClientsData:
         return self._copies[client]
 
     def _gather_targets(self) -> None:
-        clients, y = self._federation.clients, self._federation.pool.y
-        whole = torch.cat([client.labels(y[torch.from_numpy(client.train)]) for client in clients]).to(self._device)
+        clients = self._federation.clients
+        y = self._federation.pool.y
+        whole = torch.cat(
+            [client.labels(y[torch.from_numpy(client.train)]) for client in clients]
+        ).to(self._device)
         parts = whole.split([len(client.train) for client in clients])
         self._targets = dict(zip(self._federation.ids, parts, strict=True))

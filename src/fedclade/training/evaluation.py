@@ -17,7 +17,16 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedclade.core import IGNORED, DataError, Evaluation, EvaluationQuery, Indices, Layout, Split, restore_buffer
+from fedclade.core import (
+    IGNORED,
+    DataError,
+    Evaluation,
+    EvaluationQuery,
+    Indices,
+    Layout,
+    Split,
+    restore_buffer,
+)
 from fedclade.data import ClientTable, Federation
 from fedclade.tasks import FittedTask, Metric, count_targets, mix_outputs
 from fedclade.training.data import ClientsData, SplitInputs
@@ -53,9 +62,10 @@ class Block:
 class Examples:
     """The examples of some queries, and the distinct pairs of model and input that they come down to.
 
-    Each of q queries has the row of a model and a set of inputs, and they are sorted by the first, then by the second.
-    If ``apart``, a pass holds inputs of one set only. ``query`` and ``place`` are of each example, int64 ``[m]``: the
-    query it belongs to, and its input; ``largest_group`` is how many inputs may pass together at most.
+    Each of q queries has the row of a model and a set of inputs, and they are sorted by the first,
+    then by the second. If ``apart``, a pass holds inputs of one set only. ``query`` and ``place``
+    are of each example, int64 ``[m]``: the query it belongs to, and its input; ``largest_group`` is
+    how many inputs may pass together at most.
     """
 
     def __init__(self, rows: Indices, sets: Indices, held: SplitInputs, apart: bool) -> None:
@@ -67,7 +77,8 @@ class Examples:
         other = (np.diff(rows) != 0) | (apart & (np.diff(sets) != 0))
         group = np.concatenate([[0], other.cumsum()])
         pairs = group[self.query] * len(held) + self.place
-        self._by_pair = np.argsort(pairs, kind="stable")  # which takes little where they are sorted already
+        # which takes little where they are sorted already
+        self._by_pair = np.argsort(pairs, kind="stable")
         pairs = pairs[self._by_pair]
         is_new = np.diff(pairs, prepend=-1) > 0
         self._pair_of = is_new.cumsum() - 1
@@ -85,7 +96,8 @@ class Examples:
                 end = min(begin + pass_size, last)
                 if passes and end - start > block_size:
                     yield self._block(passes, start, stop)
-                    passes, start = [], begin
+                    passes = []
+                    start = begin
                 passes.append(Pass(row, self._places[begin:end]))
                 stop = end
         yield self._block(passes, start, stop)
@@ -101,7 +113,8 @@ class Traits:
 
     entries: int  #: of its largest tensor, for each example
     operations: float  #: in floating point, for each example
-    mixes: bool  #: whether what it gives for an example depends on the others in the pass, or on the passes before
+    #: whether what it gives for an example depends on the others in the pass, or on the passes before
+    mixes: bool
 
     @classmethod
     @torch.no_grad()
@@ -115,9 +128,13 @@ class Traits:
             with _Sizes() as of_two:
                 first = module(two)
         # What does not grow with the inputs does not count, such as a copy of a parameter.
-        growth = max(large - small for large, small in zip(of_four.sizes, of_two.sizes, strict=False)) // 2
+        growth = (
+            max(large - small for large, small in zip(of_four.sizes, of_two.sizes, strict=False))
+            // 2
+        )
         apart = torch.cat([first, module(others)])
-        # Outputs of a model that has diverged are NaN or infinite; those in half precision keep fewer digits.
+        # Outputs of a model that has diverged are NaN or infinite; those in half precision keep
+        # fewer digits.
         relative = max(TOLERANCE, 4 * torch.finfo(together.dtype).eps)
         tolerance = relative * float(together.abs().nan_to_num(0.0, 0.0).max())
         mixes = not torch.allclose(together, apart, rtol=0, atol=tolerance, equal_nan=True)
@@ -164,8 +181,11 @@ class Whole:
     """
 
     def __init__(self, task: FittedTask, warned: set[str]) -> None:
-        self._task, self._warned = task, warned
-        self._metrics = {row: metric for row, metric in enumerate(task.metrics) if metric.whole is not None}
+        self._task = task
+        self._warned = warned
+        self._metrics = {
+            row: metric for row, metric in enumerate(task.metrics) if metric.whole is not None
+        }
         self._examples: list[Indices] = []
         self._outputs: list[Tensor] = []
         self._targets: list[Tensor] = []
@@ -183,7 +203,9 @@ class Whole:
             self._outputs.append(outputs[at.to(outputs.device)].cpu())
             self._targets.append(seen.cpu())
 
-    def of_queries(self, query: Indices, clients: Sequence[int]) -> Iterator[tuple[int, dict[int, float]]]:
+    def of_queries(
+        self, query: Indices, clients: Sequence[int]
+    ) -> Iterator[tuple[int, dict[int, float]]]:
         """Yield the numbers of each query, by the rows of the metrics; ``query`` is of each example.
 
         A loss over the batch is in the row behind the metrics, times the number of targets.
@@ -191,11 +213,17 @@ class Whole:
         if not self._is_needed:
             return
         order = np.argsort(np.concatenate(self._examples))
-        outputs, targets = torch.cat(self._outputs)[order], torch.cat(self._targets)[order]
+        outputs = torch.cat(self._outputs)[order]
+        targets = torch.cat(self._targets)[order]
         outputs = like_targets(self._task, outputs, targets)
         counts = np.bincount(query, minlength=len(clients)).tolist()
-        for k, (mine, seen) in enumerate(zip(outputs.split(counts), targets.split(counts), strict=True)):
-            numbers = {row: self._number(metric, mine, seen, clients[k]) for row, metric in self._metrics.items()}
+        for k, (mine, seen) in enumerate(
+            zip(outputs.split(counts), targets.split(counts), strict=True)
+        ):
+            numbers = {
+                row: self._number(metric, mine, seen, clients[k])
+                for row, metric in self._metrics.items()
+            }
             if self._task.over_batch:
                 there = mine.to(self._device), seen.to(self._device)
                 numbers[len(self._task.metrics)] = float(self._task.total_loss(*there))
@@ -230,12 +258,15 @@ def like_targets(task: FittedTask, outputs: Tensor, targets: Tensor) -> Tensor:
 def score(task: FittedTask, outputs: Tensor, at: Tensor, seen: Tensor) -> Tensor:
     """Score examples by the outputs ``[b, ...]`` of the distinct inputs.
 
-    ``at`` is which of these is the input of each example, int64 ``[m]``, and ``seen`` its targets ``[m, ...]``, as its
-    client sees them. Returns for each example the terms of each metric (0 for those of all outputs together), its loss,
-    and how many of its targets count, float64 ``[M + 2, m]``.
+    ``at`` is which of these is the input of each example, int64 ``[m]``, and ``seen`` its targets
+    ``[m, ...]``, as its client sees them. Returns for each example the terms of each metric (0 for
+    those of all outputs together), its loss, and how many of its targets count, float64 ``[M + 2,
+    m]``.
     """
-    at, seen = at.to(outputs.device), seen.to(outputs.device)
-    counts, outputs = count_targets(seen).double(), like_targets(task, outputs, seen)
+    at = at.to(outputs.device)
+    seen = seen.to(outputs.device)
+    counts = count_targets(seen).double()
+    outputs = like_targets(task, outputs, seen)
     if task.is_plain:
         losses = _nats(outputs, at, seen)
     elif task.over_batch:  # of a client's examples together, see Whole
@@ -248,9 +279,11 @@ def score(task: FittedTask, outputs: Tensor, at: Tensor, seen: Tensor) -> Tensor
 
 def _nats(logits: Tensor, at: Tensor, seen: Tensor) -> Tensor:
     """Return the summed cross-entropy of each example, without a copy of the logits for each."""
-    at, seen = at.unsqueeze(1), seen.view(len(seen), -1)
+    at = at.unsqueeze(1)
+    seen = seen.view(len(seen), -1)
     logits = logits.view(len(logits), seen.shape[1], -1)
-    counts, place = seen != IGNORED, torch.arange(seen.shape[1], device=seen.device)
+    counts = seen != IGNORED
+    place = torch.arange(seen.shape[1], device=seen.device)
     nats = -functional.log_softmax(logits, -1)[at, place, seen.where(counts, 0)]
     return nats.where(counts, 0).sum(1, dtype=torch.float64)
 
@@ -266,19 +299,26 @@ def _terms(metric: Metric, outputs: Tensor, at: Tensor, seen: Tensor, losses: Te
 
 def wins_of(ids: Sequence[int], losses: Sequence[NDArray[Any]]) -> Tensor:
     """Return of how many examples of its client each model has the least loss; those of a client stand side by side."""
-    wins, first = torch.zeros(len(ids), dtype=torch.int64), 0
+    wins = torch.zeros(len(ids), dtype=torch.int64)
+    first = 0
     while first < len(ids):
-        stop = next((place for place in range(first, len(ids)) if ids[place] != ids[first]), len(ids))
+        stop = next(
+            (place for place in range(first, len(ids)) if ids[place] != ids[first]), len(ids)
+        )
         table = np.nan_to_num(np.stack(losses[first:stop]), nan=np.inf)
-        wins[first:stop] = torch.from_numpy(np.bincount(table.argmin(axis=0), minlength=stop - first))
+        wins[first:stop] = torch.from_numpy(
+            np.bincount(table.argmin(axis=0), minlength=stop - first)
+        )
         first = stop
     return wins
 
 
-ENTRIES_AT_A_TIME, ENTRIES_AT_A_TIME_ON_CPU = 2**24, 2**22
+ENTRIES_AT_A_TIME = 2**24
+ENTRIES_AT_A_TIME_ON_CPU = 2**22
 """Of the largest tensor in a forward pass, and of the logits that are scored in one go.
 
-16 MiB on a CPU, in float32: they stay in its caches, and in memory that need not be mapped anew each time.
+16 MiB on a CPU, in float32: they stay in its caches, and in memory that need not be mapped anew
+each time.
 """
 
 EXAMPLES_AT_A_TIME = 2**20
@@ -288,43 +328,62 @@ EXAMPLES_AT_A_TIME = 2**20
 class Evaluator:
     """Evaluates models for the clients of a federation.
 
-    All clients of a model are evaluated together: an input that several of them hold passes through the model once, and
-    inputs of different clients fill a pass. Each example of each client is then scored by the label that the client
-    sees. Only if what a module gives for an example depends on the others in the pass, or on the passes before, clients
-    that do not hold the same inputs have passes of their own. The state of the module, which is on the device of the
-    data, is overwritten.
+    All clients of a model are evaluated together: an input that several of them hold passes through
+    the model once, and inputs of different clients fill a pass. Each example of each client is then
+    scored by the label that the client sees. Only if what a module gives for an example depends on
+    the others in the pass, or on the passes before, clients that do not hold the same inputs have
+    passes of their own. The state of the module, which is on the device of the data, is
+    overwritten.
     """
 
     def __init__(
-        self, federation: Federation, module: nn.Module, layout: Layout, data: ClientsData, task: FittedTask
+        self,
+        federation: Federation,
+        module: nn.Module,
+        layout: Layout,
+        data: ClientsData,
+        task: FittedTask,
     ) -> None:
-        self._module, self._layout, self._data, self._task = module, layout, data, task
+        self._module = module
+        self._layout = layout
+        self._data = data
+        self._task = task
         self._traits: Traits | None = None
         self._warned = set[str]()  # of errors of metrics
         pool = federation.pool
         self._logits_each = pool.outputs * max(1, pool.y[:1].numel())
         self._view_of, self._maps = _views(federation)
 
-    def evaluate(self, query: EvaluationQuery, part: slice, models: Tensor, assignment: Sequence[int]) -> Evaluation:
+    def evaluate(
+        self, query: EvaluationQuery, part: slice, models: Tensor, assignment: Sequence[int]
+    ) -> Evaluation:
         """Let each client of a part of a query evaluate its model, by its row of ``[m, F]``."""
-        ids, split, compares = query.ids[part], query.split, query.compares
+        ids = query.ids[part]
+        split = query.split
+        compares = query.compares
         if compares:
             self._task.check_losses_of_examples()
         queries, query_of, makes, held = self._queries(ids, assignment, split, len(models))
         scores = np.empty((len(self._task.metrics) + 2, len(queries[0])))
-        each: list[NDArray[Any]] | None = [] if compares else None  # the losses of the examples of each query
+        # the losses of the examples of each query
+        each: list[NDArray[Any]] | None = [] if compares else None
         for part in _parts(queries, held):
             of_whom = [ids[place] for place in makes[part].tolist()]
             scores[:, part] = self._scores(queries[:, part], models, held, of_whom, each)
         wins = None if each is None else wins_of(ids, [each[query] for query in query_of.tolist()])
         return self._evaluation(ids, scores[:, query_of], wins)
 
-    def evaluate_mixture(self, ids: Sequence[int], models: Tensor, weights: Tensor, split: Split) -> Evaluation:
+    def evaluate_mixture(
+        self, ids: Sequence[int], models: Tensor, weights: Tensor, split: Split
+    ) -> Evaluation:
         """Let each client evaluate the mixture of all models ``[K, S]`` by its weights π, rows of ``[n, K]``."""
         scores = np.empty((len(self._task.metrics) + 2, len(ids)))
         for places, outputs, seen, counts in self.outputs(ids, models, split):
-            query, everything = np.arange(len(places)).repeat(counts), torch.arange(len(seen))
-            predicted = mix_outputs(self._task.kind, outputs, weights[places][query].to(outputs.device))
+            query = np.arange(len(places)).repeat(counts)
+            everything = torch.arange(len(seen))
+            predicted = mix_outputs(
+                self._task.kind, outputs, weights[places][query].to(outputs.device)
+            )
             passed = [(everything.numpy(), predicted, everything, seen)]
             scores[:, places] = self._tallied(query, [ids[place] for place in places], passed)
         return self._evaluation(ids, scores)
@@ -334,13 +393,14 @@ class Evaluator:
     ) -> Iterator[tuple[list[int], Tensor, Tensor, Indices]]:
         """Yield what each of the models ``[K, S]`` gives for the examples of some clients at a time.
 
-        That is the places of these clients, the outputs ``[K, m, ...]`` for their examples, client behind client,
-        the targets ``[m, ...]`` as each of them sees its own, and how many each has.
+        That is the places of these clients, the outputs ``[K, m, ...]`` for their examples, client
+        behind client, the targets ``[m, ...]`` as each of them sees its own, and how many each has.
         """
         held = self._held(ids, split)
         clients = self._data.places(ids)
         order = np.argsort(held.set_of[clients], kind="stable")
-        sets, views = held.set_of[clients][order], self._view_of[clients[order]]
+        sets = held.set_of[clients][order]
+        views = self._view_of[clients[order]]
         queries = np.stack([np.zeros_like(sets), sets, views])
         at_a_time = max(
             1, ENTRIES_AT_A_TIME // (len(models) * self._logits_each)
@@ -362,10 +422,14 @@ class Evaluator:
         """Return the loss of each example by each model, ``[K, m]``; see :meth:`outputs`."""
         return torch.stack([self._task.losses(each, seen.to(each.device)) for each in outputs])
 
-    def _evaluation(self, ids: Sequence[int], scores: NDArray[Any], wins: Tensor | None = None) -> Evaluation:
+    def _evaluation(
+        self, ids: Sequence[int], scores: NDArray[Any], wins: Tensor | None = None
+    ) -> Evaluation:
         *by_metric, losses, counts = torch.from_numpy(scores)
         of_all = torch.stack(by_metric, dim=1), losses / counts, counts.to(torch.int64)
-        return Evaluation(tuple(ids), *of_all, higher_is_better=self._task.metrics[0].higher_is_better, wins=wins)
+        return Evaluation(
+            tuple(ids), *of_all, higher_is_better=self._task.metrics[0].higher_is_better, wins=wins
+        )
 
     def _held(self, ids: Sequence[int], split: Split) -> SplitInputs:
         """Return the inputs of a split, of which each of the clients must have some."""
@@ -383,8 +447,8 @@ class Evaluator:
     ) -> tuple[Indices, Indices, Indices, SplitInputs]:
         """Return the distinct queries ``[3, q]``, sorted: row of the model, set of inputs, view of the labels.
 
-        Besides, which of them each client makes, ``[n]``, the first place among the clients of one that makes each,
-        ``[q]``, and the inputs.
+        Besides, which of them each client makes, ``[n]``, the first place among the clients of one
+        that makes each, ``[q]``, and the inputs.
         """
         held = self._held(ids, split)
         rows = np.array([row for _, row in zip(ids, assignment, strict=True)], dtype=np.int64)
@@ -406,10 +470,13 @@ class Evaluator:
     ) -> NDArray[Any]:
         """Return the scores of queries by each metric, their summed losses, and how many targets count, ``[M + 2, q]``.
 
-        ``clients`` has one that makes each query. The loss of each example goes to ``each``, query by query.
+        ``clients`` has one that makes each query. The loss of each example goes to ``each``, query
+        by query.
         """
         examples = self._examples(queries, models, held)
-        return self._tallied(examples.query, clients, self._passed(examples, queries, models, held), each)
+        return self._tallied(
+            examples.query, clients, self._passed(examples, queries, models, held), each
+        )
 
     def _tallied(
         self,
@@ -420,7 +487,8 @@ class Evaluator:
     ) -> NDArray[Any]:
         """Return the same of examples that have passed, each of the query of a client; see :meth:`_passed`."""
         metrics = self._task.metrics
-        terms, whole = np.empty((len(metrics) + 2, len(query))), Whole(self._task, self._warned)
+        terms = np.empty((len(metrics) + 2, len(query)))
+        whole = Whole(self._task, self._warned)
         diverged = np.zeros(len(clients), dtype=bool)
         for some, outputs, at, seen in passed:
             terms[:, some] = score(self._task, outputs, at, seen).cpu()
@@ -428,7 +496,8 @@ class Evaluator:
             if np.isnan(terms[: len(metrics), some]).any():
                 broken = ~outputs.flatten(1).isfinite().all(1).cpu()[at.cpu()].numpy()
                 diverged[query[some][broken]] = True
-        if each is not None:  # the examples of a query stand side by side, in the order of its inputs
+        # the examples of a query stand side by side, in the order of its inputs
+        if each is not None:
             each += np.split(terms[-2], np.bincount(query, minlength=len(clients)).cumsum()[:-1])
         scores = np.stack([np.bincount(query, of_term, len(clients)) for of_term in terms])
         for row, metric in enumerate(metrics):
@@ -455,12 +524,16 @@ class Evaluator:
     ) -> Iterator[tuple[Indices, Tensor, Tensor, Tensor]]:
         """Pass examples through the models, and yield for some at a time what :func:`score` takes."""
         assert self._traits is not None  # of _examples
-        load, traits, views = _Loader(self._module, self._layout, models), self._traits, queries[2]
+        load = _Loader(self._module, self._layout, models)
+        traits = self._traits
+        views = queries[2]
         entries = ENTRIES_AT_A_TIME_ON_CPU if models.device.type == "cpu" else ENTRIES_AT_A_TIME
         pass_size = traits.pass_size(entries)
         with using_threads(traits.threads(min(pass_size, examples.largest_group))):
             for block in examples.blocks(pass_size, entries // self._logits_each):
-                passed = [load(one.row, traits.mixes)(held.inputs(one.places)) for one in block.passes]
+                passed = [
+                    load(one.row, traits.mixes)(held.inputs(one.places)) for one in block.passes
+                ]
                 logits = full(torch.cat(passed))
                 some = block.examples
                 seen = self._seen(held.targets(examples.place[some]), views[examples.query[some]])
@@ -480,9 +553,12 @@ class _Loader:
 
     def __init__(self, module: nn.Module, layout: Layout, models: Tensor) -> None:
         layout.load(models[0], module)  # which checks the length
-        self._module, self._row = module.eval(), -1
+        self._module = module.eval()
+        self._row = -1
         tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-        self._values = [(tensors[name], values) for name, values in layout.unflatten(models).items()]
+        self._values = [
+            (tensors[name], values) for name, values in layout.unflatten(models).items()
+        ]
         self._unsent = layout.unsent
 
     def __call__(self, row: int, anew: bool = True) -> nn.Module:
@@ -501,7 +577,9 @@ def _views(federation: Federation) -> tuple[Indices, Tensor]:
     plain = torch.arange(federation.pool.outputs)
     if isinstance(table := federation.clients, ClientTable):
         view = np.broadcast_to(np.int64(0), len(table)) if table.view is None else table.view + 1
-        return view, plain[None] if table.label_maps is None else torch.cat([plain[None], table.label_maps])
+        return view, plain[None] if table.label_maps is None else torch.cat(
+            [plain[None], table.label_maps]
+        )
     maps = {id(client.label_map): client.label_map for client in federation.clients}
     view_of = {key: view for view, key in enumerate(maps)}
     views = np.array([view_of[id(client.label_map)] for client in federation.clients])

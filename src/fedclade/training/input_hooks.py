@@ -1,7 +1,8 @@
 """Hooks on a model that give it inputs of the type that it computes in, and copies if its forward works in place.
 
-Inputs are views of the data of all clients. What a forward pass writes into them would be seen by every later pass. A
-trial finds out which hooks a model needs, before the first round; most models need none, and have none.
+Inputs are views of the data of all clients. What a forward pass writes into them would be seen by
+every later pass. A trial finds out which hooks a model needs, before the first round; most models
+need none, and have none.
 """
 
 from __future__ import annotations
@@ -40,11 +41,14 @@ class CastInputs:
         return (inputs[0].to(self.dtype), *inputs[1:])
 
 
-def with_input_hooks(module: nn.Module, layout: Layout, federation: Federation, device: torch.device) -> nn.Module:
+def with_input_hooks(
+    module: nn.Module, layout: Layout, federation: Federation, device: torch.device
+) -> nn.Module:
     """Return a module that takes a federation's inputs and leaves them as they are.
 
-    It is the module itself if that does so already; otherwise a copy of it with hooks. Inputs are cast to the type of
-    the parameters only if the module does not take them as they are: an embedding takes whole numbers.
+    It is the module itself if that does so already; otherwise a copy of it with hooks. Inputs are
+    cast to the type of the parameters only if the module does not take them as they are: an
+    embedding takes whole numbers.
     """
     inputs = federation.pool.inputs(federation.clients[0].train[:TRIED]).to(device)
     hooked = module
@@ -84,8 +88,11 @@ def _dtype_to_cast_to(module: nn.Module, inputs: Tensor) -> torch.dtype | None:
         return None
     if _takes(module, inputs.to(dtype)):
         return dtype
-    # It fails in either type, and the check that follows reports why. An embedding's own error is the clearer one.
-    has_embedding = any(isinstance(layer, nn.Embedding | nn.EmbeddingBag) for layer in module.modules())
+    # It fails in either type, and the check that follows reports why. An embedding's own error is
+    # the clearer one.
+    has_embedding = any(
+        isinstance(layer, nn.Embedding | nn.EmbeddingBag) for layer in module.modules()
+    )
     return None if has_embedding and not inputs.is_floating_point() else dtype
 
 

@@ -23,13 +23,17 @@ Places = slice | Tensor
 
 
 def batches(
-    examples: int, spec: LocalTraining, generator: torch.Generator, device: torch.device | str = "cpu"
+    examples: int,
+    spec: LocalTraining,
+    generator: torch.Generator,
+    device: torch.device | str = "cpu",
 ) -> Iterator[Tensor]:
     """Yield the examples of each step of a client's local training, as indices ``[B]``.
 
     The order is drawn for every epoch, or with ``reshuffle = false`` for the first epoch alone.
     """
-    left, sizes = spec.steps_with(examples), spec.batch_sizes(examples)
+    left = spec.steps_with(examples)
+    sizes = spec.batch_sizes(examples)
     order: Tensor | None = None
     while left > 0:
         if order is None or spec.reshuffle:
@@ -41,7 +45,11 @@ def batches(
 
 def precision(spec: LocalTraining, device: torch.device) -> AbstractContextManager[Any]:
     """Return what a forward pass has to be in, to be of the precision of local training."""
-    return nullcontext() if spec.precision == "float32" else torch.autocast(device.type, torch.bfloat16)
+    return (
+        nullcontext()
+        if spec.precision == "float32"
+        else torch.autocast(device.type, torch.bfloat16)
+    )
 
 
 def full(outputs: Tensor) -> Tensor:
@@ -60,7 +68,9 @@ def by_length(plans: Sequence[Sequence[Tensor]], step: int) -> list[tuple[Places
         groups[batch.shape[-1]].append(k)
     if len(groups) == 1:
         return [(slice(0, len(active)), torch.stack(active))]
-    return [(torch.tensor(group), torch.stack([active[k] for k in group])) for group in groups.values()]
+    return [
+        (torch.tensor(group), torch.stack([active[k] for k in group])) for group in groups.values()
+    ]
 
 
 # What DP-SGD draws and how it clips, the same in every engine (Abadi et al. 2016, Algorithm 1).
@@ -75,8 +85,8 @@ def by_length(plans: Sequence[Sequence[Tensor]], step: int) -> list[tuple[Places
 class PrivateSteps:
     """That local training is DP-SGD, see :class:`~fedclade.channel.ExamplePrivacy`.
 
-    A ``secret`` one draws from the operating system, as real clients have to: the server knows the seed of a run, and
-    with it could tell who is in a sample, and take the noise off.
+    A ``secret`` one draws from the operating system, as real clients have to: the server knows the
+    seed of a run, and with it could tell who is in a sample, and take the noise off.
     """
 
     clip_norm: float
@@ -109,7 +119,8 @@ class Draws:
     """Samples and noise of one client, step by step."""
 
     def __init__(self, private: PrivateSteps, job: Job, batch_size: int) -> None:
-        self._size, self._secret = job.size, private.secret
+        self._size = job.size
+        self._secret = private.secret
         self.rate = sampling_rate(batch_size, job.size)
         self.expected = self.rate * job.size
         """Examples in a sample on average, by which sums are divided."""
@@ -148,34 +159,41 @@ def generator_of(this_round: Round, key: int, private: PrivateSteps | None) -> t
     return rng.torch_generator(this_round.seed, purpose, this_round.number, key)
 
 
-def check_private(module: nn.Module, layout: Layout, federation: Federation, task: FittedTask) -> None:
+def check_private(
+    module: nn.Module, layout: Layout, federation: Federation, task: FittedTask
+) -> None:
     """Check that a module has a gradient for each example, and that its data stays; a ConfigError if not."""
     if task.over_batch:
         raise ConfigError(
-            f"privacy.level = 'example': task.loss = {task.loss_name} is one over a whole batch (task.loss_over), so "
-            "no example has a gradient of its own; set privacy.level = 'client', or choose a loss of each example"
+            f"privacy.level = 'example': task.loss = {task.loss_name} is one over a whole batch "
+            "(task.loss_over), so no example has a gradient of its own; set privacy.level = "
+            "'client', or choose a loss of each example"
         )
     if federation.stages:
         raise ConfigError(
-            f"privacy.level = 'example': {federation} changes during a run, and what an example costs is counted of "
-            "data that stays; leave data.drift out"
+            f"privacy.level = 'example': {federation} changes during a run, and what an example "
+            "costs is counted of data that stays; leave data.drift out"
         )
     for name, layer in module.named_modules():
         if isinstance(layer, nn.modules.batchnorm._NormBase) and name not in layout.resting:  # pyright: ignore[reportPrivateUsage]
             mixes = isinstance(layer, nn.modules.batchnorm._BatchNorm) or layer.track_running_stats  # pyright: ignore[reportPrivateUsage]
             if mixes:
                 raise ConfigError(
-                    f"privacy.level = 'example': layer {name!r} ({type(layer).__name__}) mixes the examples of a "
-                    "batch, so none has a gradient of its own; take GroupNorm in its place"
+                    f"privacy.level = 'example': layer {name!r} ({type(layer).__name__}) mixes the "
+                    "examples of a batch, so none has a gradient of its own; take GroupNorm in "
+                    "its place"
                 )
 
 
 def refuse_rules(work: Workload) -> None:
     """Check that clients take plain steps of examples that all count alike; a ConfigError if they do not."""
     if work.rule is not None or any(job.weights is not None for job in work.jobs):
-        what = "examples of different weights" if work.rule is None else f"local rule {work.rule.name}"
+        what = (
+            "examples of different weights" if work.rule is None else f"local rule {work.rule.name}"
+        )
         raise ConfigError(
-            f"privacy.level = 'example': {what} cannot be trained by DP-SGD; set privacy.level = 'client'"
+            f"privacy.level = 'example': {what} cannot be trained by DP-SGD; set privacy.level = "
+            "'client'"
         )
 
 
@@ -189,7 +207,8 @@ class Job:
     targets: Tensor
     generator: torch.Generator
     """Orders its batches: one ``torch.randperm(n, generator=...)`` at the start of each epoch, in every engine."""
-    anchor: int | None = None  #: which of the models the proximal term pulls it towards; ``row`` by default
+    #: which of the models the proximal term pulls it towards; ``row`` by default
+    anchor: int | None = None
     weights: Tensor | None = None
     """By which the loss of each training example is multiplied, ``[n]``; the mean still divides by their number."""
     state: Mapping[str, Tensor] | None = None
@@ -198,7 +217,9 @@ class Job:
     def first(self, examples: int) -> Job:
         """Return the job with some of its examples: the first."""
         weights = None if self.weights is None else self.weights[:examples]
-        return replace(self, inputs=self.inputs[:examples], targets=self.targets[:examples], weights=weights)
+        return replace(
+            self, inputs=self.inputs[:examples], targets=self.targets[:examples], weights=weights
+        )
 
     @property
     def size(self) -> int:
@@ -219,7 +240,8 @@ CLASSIFICATION = FittedTask()
 class Workload:
     """The local training of n clients in one round."""
 
-    module: nn.Module  #: any module of the layout, on the device of the models; its state may be overwritten
+    #: any module of the layout, on the device of the models; its state may be overwritten
+    module: nn.Module
     layout: Layout
     models: Tensor  #: what clients start from, ``[K, S]``
     jobs: Sequence[Job]
@@ -252,7 +274,11 @@ class Workload:
 
     def weighted(self, weights: Mapping[int, Tensor]) -> Workload:
         """Return the workload with weights of the examples of all clients, ``[n]`` each, or of none."""
-        return replace(self, jobs=[replace(job, weights=weights[job.client]) for job in self.jobs]) if weights else self
+        return (
+            replace(self, jobs=[replace(job, weights=weights[job.client]) for job in self.jobs])
+            if weights
+            else self
+        )
 
     def redrawn(self, by: int = 0) -> Workload:
         """Return the workload with fresh generators: of the seeds that it began with, or of others."""
@@ -278,7 +304,9 @@ def refuse_half_precision(work: Workload) -> None:
     """
     if work.layout.is_rounded:
         dtype = str(work.layout.parameters[0].dtype).removeprefix("torch.")
-        raise CannotTrainTogether(f"its parameters are {dtype}; only float32 and float64 can be trained together")
+        raise CannotTrainTogether(
+            f"its parameters are {dtype}; only float32 and float64 can be trained together"
+        )
 
 
 class Engine(Protocol):
@@ -287,7 +315,8 @@ class Engine(Protocol):
     def train(self, work: Workload, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Train every client from its model.
 
-        Returns updates ``[n, S]`` in the order of the jobs, in ``out`` if given, and the mean training loss of each,
-        float64 ``[n]``. Raises :class:`CannotTrainTogether`; the generators of the jobs may be spent then.
+        Returns updates ``[n, S]`` in the order of the jobs, in ``out`` if given, and the mean
+        training loss of each, float64 ``[n]``. Raises :class:`CannotTrainTogether`; the generators
+        of the jobs may be spent then.
         """
         ...

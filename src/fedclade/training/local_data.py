@@ -27,7 +27,9 @@ class SimulatedData(LocalClients):
         What clients keep from round to round.
     """
 
-    def __init__(self, held: Held, whole: WholeModels, module: nn.Module, store: ClientStore) -> None:
+    def __init__(
+        self, held: Held, whole: WholeModels, module: nn.Module, store: ClientStore
+    ) -> None:
         self.federation = held.federation
         self.spec: DataSpec = held.federation.pool.schema
         self._held = held
@@ -45,7 +47,9 @@ class SimulatedData(LocalClients):
 
 
 class _OneClient(LocalData):
-    def __init__(self, client: int, spec: DataSpec, held: Held, *, whole: WholeModels, module: nn.Module) -> None:
+    def __init__(
+        self, client: int, spec: DataSpec, held: Held, *, whole: WholeModels, module: nn.Module
+    ) -> None:
         self._id = client
         self._spec = spec
         self._held = held
@@ -100,7 +104,8 @@ class _OneStore(LocalStore):
         stored = ", ".join(map(repr, kind.stores)) or "nothing"
         if name not in kind.stores:
             raise ConfigError(
-                f"a {kind.__name__} stores {stored}, as its class says, and not {name!r}; add it to stores in its class"
+                f"a {kind.__name__} stores {stored}, as its class says, and not {name!r}; add it "
+                "to stores in its class"
             )
         if name in RESERVED_NAMES or "/" in name:
             raise ConfigError(

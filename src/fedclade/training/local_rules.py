@@ -1,7 +1,7 @@
 """Local rules at work: steps of k clients at once, on flat models ``[k, S]``.
 
-What each rule of :mod:`fedclade.core.local` does is written here once, given what returns gradients at any model.
-The loop returns those of one client, by autograd; ``vmap`` those of all.
+What each rule of :mod:`fedclade.core.local` does is written here once, given what returns gradients
+at any model. The loop returns those of one client, by autograd; ``vmap`` those of all.
 """
 
 from __future__ import annotations
@@ -14,7 +14,14 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 import torch
 from torch import Tensor
 
-from fedclade.core import ControlVariates, Interpolation, LocalRule, MetaLearning, MoreauEnvelope, rng
+from fedclade.core import (
+    ControlVariates,
+    Interpolation,
+    LocalRule,
+    MetaLearning,
+    MoreauEnvelope,
+    rng,
+)
 from fedclade.training.jobs import Job, Places, Workload, batches, by_length
 from fedclade.training.optimizer import LocalOptimizer, clipping
 from fedclade.training.store import SERVED
@@ -22,8 +29,8 @@ from fedclade.training.store import SERVED
 Gradients = Callable[[Tensor, Places, Tensor], tuple[Tensor, Tensor, Tensor]]
 """Takes models ``[k, S]`` of the clients at some places, and their batches ``[k, B]``.
 
-Returns gradients ``[k, D]``, losses ``[k]``, and which entries the losses depend on, ``[D]``. Buffers in the models
-change as the pass has them change.
+Returns gradients ``[k, D]``, losses ``[k]``, and which entries the losses depend on, ``[D]``.
+Buffers in the models change as the pass has them change.
 """
 
 Named = dict[str, Tensor]
@@ -113,8 +120,10 @@ class Mixing(RuleAtWork[Interpolation]):
 
     def step(self, now: Named, step: Step) -> None:
         """Take the gradients at w and at v̄, both as they are before the step."""
-        alpha, mixed = now["alpha"][:, None], _mixed(now)
-        of_w, of_mixed = step.gradient(now["w"]), step.gradient(mixed)
+        alpha = now["alpha"][:, None]
+        mixed = _mixed(now)
+        of_w = step.gradient(now["w"])
+        of_mixed = step.gradient(mixed)
         apart = step.parameters(now["v"]) - step.parameters(now["w"])
         step.move("w", of_w)
         step.move("v", alpha * of_mixed)
@@ -122,7 +131,9 @@ class Mixing(RuleAtWork[Interpolation]):
         if self._moves_alpha_once:
             apart = step.parameters(now["v"]) - step.parameters(now["w"])
             slope = self._slope_of_code(now["alpha"], (of_mixed * apart).sum(1))
-            now["alpha"] = (now["alpha"] - step.optimizer.lr * now["is_first_step"] * slope).clamp(0, 1)
+            now["alpha"] = (now["alpha"] - step.optimizer.lr * now["is_first_step"] * slope).clamp(
+                0, 1
+            )
             now["is_first_step"] = torch.zeros_like(now["is_first_step"])
         elif self.rule.adaptive:
             slope = (of_mixed * apart).sum(1)
@@ -137,8 +148,8 @@ class Mixing(RuleAtWork[Interpolation]):
     def _slope_of_code(alpha: Tensor, slope: Tensor) -> Tensor:
         """Return the slope ``[k]`` of the authors' code (``alpha_update``), from ⟨∇f(v̄), v − w⟩ ``[k]``.
 
-        The code has ⟨α ∇_v + (1 − α) ∇_w, v − w⟩ + 0.02 α with the gradients of the mixture's loss, ∇_v = α ∇f(v̄) and
-        ∇_w = (1 − α) ∇f(v̄).
+        The code has ⟨α ∇_v + (1 − α) ∇_w, v − w⟩ + 0.02 α with the gradients of the mixture's loss,
+        ∇_v = α ∇f(v̄) and ∇_w = (1 − α) ∇f(v̄).
         """
         return (alpha**2 + (1 - alpha) ** 2) * slope + ALPHA_DECAY * alpha
 
@@ -161,7 +172,9 @@ class Enveloping(RuleAtWork[MoreauEnvelope]):
 
     def step(self, now: Named, step: Step) -> None:
         """Let θ go on from where it was with the batch before."""
-        rule, w, theta = self.rule, step.parameters(now["w"]), step.parameters(now["theta"])
+        rule = self.rule
+        w = step.parameters(now["w"])
+        theta = step.parameters(now["theta"])
         for _ in range(rule.steps):
             gradient = step.gradient(now["theta"])
             theta.sub_(gradient + rule.lam * (theta - w), alpha=rule.lr)
@@ -178,7 +191,8 @@ class MetaSteps(RuleAtWork[MetaLearning]):
 
     def step(self, now: Named, step: Step) -> None:
         """Take D′ from the order of plain steps, D and D″ from others; buffers are those of the passes on D and D′."""
-        rule, w = self.rule, now["w"]
+        rule = self.rule
+        w = now["w"]
         after = w.clone()
         step.parameters(after).sub_(step.gradient(w, 1), alpha=rule.alpha)
         step.buffers(after).copy_(step.buffers(w))
@@ -198,7 +212,9 @@ class Controlled(RuleAtWork[ControlVariates]):
 
     def begin(self, models: Tensor, anchors: Tensor, kept: Sequence[Mapping[str, Tensor]]) -> Named:
         """Let c_i begin with zeros; where the anchor is NaN, which is what the server has no c for, there is none."""
-        return {"correction": (anchors - or_kept(torch.zeros_like(models), kept, "c")).nan_to_num(0.0)}
+        return {
+            "correction": (anchors - or_kept(torch.zeros_like(models), kept, "c")).nan_to_num(0.0)
+        }
 
     def step(self, now: Named, step: Step) -> None:
         """Add the correction to the gradient."""
@@ -217,28 +233,41 @@ AT_WORK: Mapping[type[LocalRule], type[RuleAtWork[Any]]] = {
 }
 
 
-def train_by_rule(work: Workload, jobs: Sequence[Job], gradients: Gradients) -> tuple[Tensor, Tensor]:
+def train_by_rule(
+    work: Workload, jobs: Sequence[Job], gradients: Gradients
+) -> tuple[Tensor, Tensor]:
     """Train clients, those who take the most steps first, by the rule of a workload; keep its states.
 
-    Returns what their models moved by, ``[k, S]``, and their mean losses, float64 ``[k]``: NaN where what a client
-    would keep is not finite.
+    Returns what their models moved by, ``[k, S]``, and their mean losses, float64 ``[k]``: NaN
+    where what a client would keep is not finite.
     """
-    rule, spec, models = cast("LocalRule", work.rule), work.spec, work.models
-    at_work, optimizer = AT_WORK[type(rule)](rule), LocalOptimizer.of(spec, work.lr)
+    rule = cast("LocalRule", work.rule)
+    spec = work.spec
+    models = work.models
+    at_work = AT_WORK[type(rule)](rule)
+    optimizer = LocalOptimizer.of(spec, work.lr)
     n_parameters = work.layout.n_parameters
     start = models[[job.row for job in jobs]]
     now: Named = {"w": start.clone()}
-    now |= at_work.begin(start, models[[job.anchor_row for job in jobs]], [job.state or {} for job in jobs])
+    now |= at_work.begin(
+        start, models[[job.anchor_row for job in jobs]], [job.state or {} for job in jobs]
+    )
     if optimizer.momentum:
-        now |= {f"velocity of {name}": start.new_zeros(len(jobs), n_parameters) for name in at_work.moved}
+        now |= {
+            f"velocity of {name}": start.new_zeros(len(jobs), n_parameters)
+            for name in at_work.moved
+        }
     plans = [_plan(job, work) for job in jobs]
     totals = torch.zeros(len(jobs), dtype=torch.float64, device=models.device)
     for number in range(len(plans[0])):
         for places, batch in by_length(plans, number):
-            mine, here = {name: values[places] for name, values in now.items()}, batch.to(models.device)
+            mine = {name: values[places] for name, values in now.items()}
+            here = batch.to(models.device)
             views = dict(mine) if isinstance(places, slice) else {}
 
-            def of_batch(model: Tensor, which: int, places: Places = places, here: Tensor = here) -> Any:
+            def of_batch(
+                model: Tensor, which: int, places: Places = places, here: Tensor = here
+            ) -> Any:
                 return gradients(model, places, here[:, which])
 
             step = Step(mine, optimizer, n_parameters, of_batch)
@@ -254,18 +283,23 @@ def train_by_rule(work: Workload, jobs: Sequence[Job], gradients: Gradients) -> 
     losses = totals.cpu() / passed
     for tensor in kept.values():
         losses[~tensor.reshape(len(jobs), -1).isfinite().all(1).cpu()] = torch.nan
-    work.states.update({job.client: {name: t[k] for name, t in kept.items()} for k, job in enumerate(jobs)})
+    work.states.update(
+        {job.client: {name: t[k] for name, t in kept.items()} for k, job in enumerate(jobs)}
+    )
     return now["w"] - start, losses
 
 
 def or_kept(first: Tensor, kept: Sequence[Mapping[str, Tensor]], name: str) -> Tensor:
     """Return what each client kept under a name, or else its row of ``first``, in a copy ``[k, ...]``."""
-    return torch.stack([mine[name].to(own) if name in mine else own for own, mine in zip(first, kept, strict=True)])
+    return torch.stack(
+        [mine[name].to(own) if name in mine else own for own, mine in zip(first, kept, strict=True)]
+    )
 
 
 def _plan(job: Job, work: Workload) -> list[Tensor]:
     """Return the batches of every step, ``[m, B]`` where it takes m; the first is that of a plain step."""
-    count, seed = cast("LocalRule", work.rule).batches, job.generator.initial_seed()
+    count = cast("LocalRule", work.rule).batches
+    seed = job.generator.initial_seed()
     others = [rng.torch_generator(seed, "further batch", k) for k in range(1, count)]
     orders = [batches(job.size, work.spec, generator) for generator in (job.generator, *others)]
     return [torch.stack(each) for each in zip(*orders, strict=True)]

@@ -10,7 +10,16 @@ from torch import Tensor, nn
 
 from fedclade.core import Layout, LocalTraining, ModelError, rng
 from fedclade.tasks import FittedTask, count_targets
-from fedclade.training.jobs import Job, Places, PrivateSteps, Workload, batches, full, precision, refuse_rules
+from fedclade.training.jobs import (
+    Job,
+    Places,
+    PrivateSteps,
+    Workload,
+    batches,
+    full,
+    precision,
+    refuse_rules,
+)
 from fedclade.training.local_rules import train_by_rule
 from fedclade.training.optimizer import LocalOptimizer, get_state
 from fedclade.training.threads import threads_of_step, using_threads
@@ -39,10 +48,15 @@ def train_privately(work: Workload, private: PrivateSteps, updates: Tensor) -> T
 
 
 def _train(work: Workload, private: PrivateSteps, job: Job, out: Tensor) -> float:
-    module, layout, spec, model = work.module, work.layout, work.spec, work.models[job.row]
+    module = work.module
+    layout = work.layout
+    spec = work.spec
+    model = work.models[job.row]
     layout.load(model, module)
     layout.set_training(module)
-    trained = {n: p for n, p in module.named_parameters() if p.requires_grad and n not in work.fixed}
+    trained = {
+        n: p for n, p in module.named_parameters() if p.requires_grad and n not in work.fixed
+    }
     parameters = list(trained.values())
     pulled_to = layout.unflatten(work.models[job.anchor_row]) if spec.mu else {}
     anchors = [pulled_to[name] for name in trained] if spec.mu else []
@@ -50,7 +64,8 @@ def _train(work: Workload, private: PrivateSteps, job: Job, out: Tensor) -> floa
     optimizer = rule.for_one_client(parameters)
     if spec.keep_state:
         rule.set_state(optimizer, trained, job.state or {})
-    draws, losses = private.draws(job, spec.batch_size), list[Tensor]()
+    draws = private.draws(job, spec.batch_size)
+    losses = list[Tensor]()
     noise = torch.empty(layout.n_parameters)
     with rng.seeded_globally(job.generator.initial_seed(), model.device):
         for _ in range(spec.steps_with(job.size)):
@@ -73,7 +88,9 @@ def _train(work: Workload, private: PrivateSteps, job: Job, out: Tensor) -> floa
     return float(torch.stack(losses).double().mean()) if losses else 0.0
 
 
-def _gradient(work: Workload, trained: Mapping[str, nn.Parameter], job: Job, place: int) -> tuple[Tensor, Tensor]:
+def _gradient(
+    work: Workload, trained: Mapping[str, nn.Parameter], job: Job, place: int
+) -> tuple[Tensor, Tensor]:
     """Return the gradient of one example's loss ``[D]``, zeros where nothing is trained, and the loss."""
     one = slice(place, place + 1)
     with precision(work.spec, job.inputs.device):
@@ -91,7 +108,9 @@ def _gradient(work: Workload, trained: Mapping[str, nn.Parameter], job: Job, pla
 def _hand(layout: Layout, trained: Mapping[str, nn.Parameter], gradient: Tensor) -> None:
     for slot in layout.parameters:
         if (parameter := trained.get(slot.name)) is not None:
-            parameter.grad = gradient[slot.start : slot.stop].view(slot.shape).to(parameter, copy=True)
+            parameter.grad = (
+                gradient[slot.start : slot.stop].view(slot.shape).to(parameter, copy=True)
+            )
 
 
 def check_buffers(module: nn.Module, layout: Layout, updates: Tensor) -> None:
@@ -99,8 +118,9 @@ def check_buffers(module: nn.Module, layout: Layout, updates: Tensor) -> None:
     for slot in layout.buffers:
         if bool((updates[..., slot.start : slot.stop] != 0).any()):
             raise ModelError(
-                f"privacy.level = 'example': training changes buffer {slot.name!r} of {type(module).__name__}, on "
-                "which no noise is put; take a model without it, such as one with GroupNorm"
+                f"privacy.level = 'example': training changes buffer {slot.name!r} of "
+                f"{type(module).__name__}, on which no noise is put; take a model without it, such "
+                "as one with GroupNorm"
             )
 
 
@@ -117,15 +137,21 @@ class LoopEngine:
             return _privately(work, work.private, out)
         if work.rule is not None:
             return _by_rule(work, out)
-        module, models = work.module, work.models
-        updates, losses = work.room(out), torch.empty(len(work.jobs), dtype=torch.float64)
+        module = work.module
+        models = work.models
+        updates = work.room(out)
+        losses = torch.empty(len(work.jobs), dtype=torch.float64)
         states: dict[int, dict[str, Tensor]] = {}
         with using_threads(threads_of_step(module, work.jobs[0].inputs, work.batch_size)):
             for k, job in enumerate(work.jobs):
-                start, anchor, examples = models[job.row], models[job.anchor_row], (job.inputs, job.targets)
+                start = models[job.row]
+                anchor = models[job.anchor_row]
+                examples = (job.inputs, job.targets)
                 of_all = module, work.layout, start, examples, work.spec, work.lr, work.task
                 state = dict(job.state or {}) if work.spec.keep_state else None
-                _, losses[k] = train(*of_all, job.generator, anchor, updates[k], work.fixed, state, job.weights)
+                _, losses[k] = train(
+                    *of_all, job.generator, anchor, updates[k], work.fixed, state, job.weights
+                )
                 if state is not None:
                     states[job.client] = state
         work.states.update(states)
@@ -154,16 +180,19 @@ def train(
 ) -> tuple[Tensor, float]:
     """Run SGD_n(θ, D_i) − θ (CFL eq. 1) for one client; return the update ``[S]`` and the mean training loss.
 
-    In place of SGD there may be another optimizer. The module's state is overwritten. ``model`` is θ, ``[S]``, and
-    ``anchor`` the model that the proximal term pulls towards, θ by default; ``examples`` are inputs and targets
-    ``[n, ...]``. The generator orders the batches and seeds dropout. ``out`` is memory ``[S]`` for the update, and
-    ``state`` that of the optimizer, which it begins with and leaves there. Parameters of ``fixed`` names stay as they
-    are. ``weights [n]`` are those of the examples, see :class:`~fedclade.training.jobs.Job`.
+    In place of SGD there may be another optimizer. The module's state is overwritten. ``model`` is
+    θ, ``[S]``, and ``anchor`` the model that the proximal term pulls towards, θ by default;
+    ``examples`` are inputs and targets ``[n, ...]``. The generator orders the batches and seeds
+    dropout. ``out`` is memory ``[S]`` for the update, and ``state`` that of the optimizer, which it
+    begins with and leaves there. Parameters of ``fixed`` names stay as they are. ``weights [n]``
+    are those of the examples, see :class:`~fedclade.training.jobs.Job`.
     """
     layout.load(model, module)
     layout.set_training(module)
     held = [p for name, p in module.named_parameters() if name in fixed]
-    trained = {name: p for name, p in module.named_parameters() if p.requires_grad and name not in fixed}
+    trained = {
+        name: p for name, p in module.named_parameters() if p.requires_grad and name not in fixed
+    }
     parameters = list(trained.values())
     pulled_to = layout.unflatten(model if anchor is None else anchor) if spec.mu else {}
     anchors = [pulled_to[name] for name in trained] if spec.mu else []
@@ -189,7 +218,9 @@ def train(
         state.clear()
         state.update(get_state(optimizer, trained))
     mean_loss = float(torch.stack(losses).sum()) / spec.passed(len(inputs))
-    return layout.difference(module, model, torch.empty_like(model) if out is None else out), mean_loss
+    return layout.difference(
+        module, model, torch.empty_like(model) if out is None else out
+    ), mean_loss
 
 
 @contextmanager
@@ -205,7 +236,12 @@ def without_gradients(parameters: Sequence[nn.Parameter]) -> Generator[None]:
 
 
 def gradient(
-    module: nn.Module, layout: Layout, model: Tensor, examples: tuple[Tensor, Tensor], task: FittedTask, chunk: int
+    module: nn.Module,
+    layout: Layout,
+    model: Tensor,
+    examples: tuple[Tensor, Tensor],
+    task: FittedTask,
+    chunk: int,
 ) -> tuple[Tensor, float]:
     """Return −∇r_i(θ) over all examples of one client (CFL eq. 50) as an update ``[S]``, and the loss r_i(θ).
 
@@ -217,7 +253,8 @@ def gradient(
     inputs, targets = examples
     total = 0.0
     of_all = int(count_targets(targets).sum())
-    with torch.backends.cudnn.flags(enabled=False):  # cuDNN's LSTM has no backward pass in evaluation mode
+    # cuDNN's LSTM has no backward pass in evaluation mode
+    with torch.backends.cudnn.flags(enabled=False):
         for x, y in zip(inputs.split(chunk), targets.split(chunk), strict=True):
             loss = task.total_loss(full(module(x)), y) / of_all
             loss.backward()
@@ -239,7 +276,9 @@ def _privately(work: Workload, private: PrivateSteps, out: Tensor | None) -> tup
 
 def _by_rule(work: Workload, out: Tensor | None) -> tuple[Tensor, Tensor]:
     """Train by a local rule, one client after another."""
-    updates, losses, module = work.room(out), torch.empty(len(work.jobs), dtype=torch.float64), work.module
+    updates = work.room(out)
+    losses = torch.empty(len(work.jobs), dtype=torch.float64)
+    module = work.module
     with using_threads(threads_of_step(module, work.jobs[0].inputs, work.batch_size)):
         for k, job in enumerate(work.jobs):
             work.layout.set_training(module)
@@ -253,12 +292,18 @@ class _Gradients:
     """Gradients of one client, whose buffers change as the module's do; see :class:`~.local_rules.Gradients`."""
 
     def __init__(self, work: Workload, job: Job) -> None:
-        self._work, self._job, self._layout = work, job, work.layout
+        self._work = work
+        self._job = job
+        self._layout = work.layout
         self._parameters = dict(work.module.named_parameters())
 
-    def __call__(self, models: Tensor, places: Places, batch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def __call__(
+        self, models: Tensor, places: Places, batch: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return gradients ``[1, D]``, losses ``[1]``, and which entries the loss depends on, ``[D]``."""
-        work, layout, module = self._work, self._layout, self._work.module
+        work = self._work
+        layout = self._layout
+        module = self._work.module
         layout.load(models[0], module)
         module.zero_grad(set_to_none=True)
         with precision(work.spec, models.device):

@@ -21,7 +21,9 @@ TOLERANCE = 1e-5
 """How far the loss of an example may depend on its batch, relative to the largest: by rounding alone."""
 
 
-def try_loss(task: FittedTask, module: nn.Module, federation: Federation, device: torch.device) -> FittedTask:
+def try_loss(
+    task: FittedTask, module: nn.Module, federation: Federation, device: torch.device
+) -> FittedTask:
     """Return the task with the shapes in which its loss takes outputs and targets.
 
     A built-in loss is not tried.
@@ -73,8 +75,8 @@ def _fitting(task: FittedTask, outputs: Tensor, targets: Tensor) -> FittedTask:
             first = first or error
         except Exception as error:  # whatever a loss of the user's raises
             first = first or ConfigError(
-                f"task.loss = {task.loss_name} fails on outputs of shape {tuple(outputs.shape)} and targets of shape "
-                f"{tuple(targets.shape)}: {type(error).__name__}: {error}"
+                f"task.loss = {task.loss_name} fails on outputs of shape {tuple(outputs.shape)} "
+                f"and targets of shape {tuple(targets.shape)}: {type(error).__name__}: {error}"
             )
         else:
             return candidate
@@ -102,12 +104,15 @@ def _check_independence(task: FittedTask, outputs: Tensor, targets: Tensor) -> N
                 apart = _values(task, outputs[some], targets[some]).double()
             except Exception:  # some losses need more examples
                 return
-            different = ~torch.isclose(apart, together[some], rtol=0, atol=tolerance, equal_nan=True)
+            different = ~torch.isclose(
+                apart, together[some], rtol=0, atol=tolerance, equal_nan=True
+            )
             if bool(different.any()):
                 k = int(different.nonzero()[0])
                 raise ConfigError(
-                    f"task.loss = {task.loss_name}: the loss of an example should not depend on the other examples of "
-                    f"its batch, and one is {float(apart[k]):.4g} in a batch of {len(apart)} and "
-                    f"{float(together[some][k]):.4g} in a batch of {n}; let it give the loss of each example by "
-                    "itself, or declare it with Task(loss_over='batch')"
+                    f"task.loss = {task.loss_name}: the loss of an example should not depend on "
+                    f"the other examples of its batch, and one is {float(apart[k]):.4g} in a batch "
+                    f"of {len(apart)} and {float(together[some][k]):.4g} in a batch of {n}; let it "
+                    "give the loss of each example by itself, or declare it with "
+                    "Task(loss_over='batch')"
                 )

@@ -31,11 +31,12 @@ CACHE = 2**22
 RECEIVED = 2**25
 """Bytes of updates that a run that streams receives at a time on a CPU.
 
-From 32 MiB on the C library of Linux gives memory back as soon as it is freed: to have each page of it mapped again,
-block after block, can take as long as the training.
+From 32 MiB on the C library of Linux gives memory back as soon as it is freed: to have each page of
+it mapped again, block after block, can take as long as the training.
 """
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+M_TRIM_THRESHOLD = -1
+M_MMAP_THRESHOLD = -3
 """Options of the C library's ``mallopt``, as ``malloc.h`` has them."""
 
 LARGEST_THRESHOLD = 2**30
@@ -56,17 +57,22 @@ def memory_bytes(memory: int | str) -> int:
         If it is no size, or none above 0.
     """
     size: float = 0.0 if isinstance(memory, str | bool) else memory
-    if isinstance(memory, str) and (found := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", memory.strip())):
+    if isinstance(memory, str) and (
+        found := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", memory.strip())
+    ):
         size = float(found[1]) * UNITS.get((found[2] or "B").upper(), 0)
     if not 1 <= size < 2**63:  # of many digits it is infinite
-        raise ConfigError(f"memory should be a size such as 2GB, 500MiB or a number of bytes, got {shown(memory)}")
+        raise ConfigError(
+            f"memory should be a size such as 2GB, 500MiB or a number of bytes, got {shown(memory)}"
+        )
     return int(size)
 
 
 def default_memory(device: torch.device) -> int:
     """Return a quarter of what the machine, its container or its GPU has, in bytes.
 
-    Of all there is, not of what happens to be free: so a run is cut into the same blocks whenever it is repeated.
+    Of all there is, not of what happens to be free: so a run is cut into the same blocks whenever
+    it is repeated.
     """
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory // SHARE
@@ -82,13 +88,15 @@ def default_memory(device: torch.device) -> int:
 def keep_freed_memory() -> None:
     """Let this process, which does nothing but training, keep the memory that it frees for its next use.
 
-    By default the C library of Linux gives large tensors, and what lies at the end of its heap, back to the system as
-    soon as they are freed, and has them mapped anew, page by page, when the next step makes the same tensors.
+    By default the C library of Linux gives large tensors, and what lies at the end of its heap,
+    back to the system as soon as they are freed, and has them mapped anew, page by page, when the
+    next step makes the same tensors.
     """
     with suppress(AttributeError):  # a C library of another kind
         set_option = ctypes.CDLL(None).mallopt
         set_option(M_TRIM_THRESHOLD, LARGEST_THRESHOLD)
-        if not set_option(M_MMAP_THRESHOLD, LARGEST_THRESHOLD):  # an older one, which takes 32 MiB at most
+        # an older one, which takes 32 MiB at most
+        if not set_option(M_MMAP_THRESHOLD, LARGEST_THRESHOLD):
             set_option(M_MMAP_THRESHOLD, RECEIVED)
 
 
@@ -119,13 +127,14 @@ def updates_at_once(size: int, device: torch.device, budget: int) -> int:
 def bytes_per_client(module: nn.Module, layout: Layout, batch: Tensor, spec: LocalTraining) -> int:
     """Return about how many bytes it takes to train one client at the same time as others, on batches like this.
 
-    Its parameters, their gradients, momentum or what else the optimizer keeps, and update; the model that a proximal
-    term pulls it towards; the gradients before they are clipped; and what a step keeps for the backward pass, twice,
-    since the backward pass makes as much again.
+    Its parameters, their gradients, momentum or what else the optimizer keeps, and update; the
+    model that a proximal term pulls it towards; the gradients before they are clipped; and what a
+    step keeps for the backward pass, twice, since the backward pass makes as much again.
     """
     kept: dict[int, int] = {}
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    common = {tensors[name].untyped_storage().data_ptr() for name in layout.frozen}  # there once, for all clients
+    # there once, for all clients
+    common = {tensors[name].untyped_storage().data_ptr() for name in layout.frozen}
 
     def keep(tensor: Tensor) -> Tensor:
         if (place := tensor.untyped_storage().data_ptr()) not in common:
@@ -147,17 +156,26 @@ def bytes_per_client(module: nn.Module, layout: Layout, batch: Tensor, spec: Loc
 class Blocks:
     """Cuts clients into blocks that fit the memory, in bytes; what they hold and the module are on one device."""
 
-    def __init__(self, federation: Federation, module: nn.Module, layout: Layout, stages: Stages, memory: int) -> None:
-        self._federation, self._module, self._layout = federation, module, layout
-        self._stages, self._memory = stages, memory
+    def __init__(
+        self, federation: Federation, module: nn.Module, layout: Layout, stages: Stages, memory: int
+    ) -> None:
+        self._federation = federation
+        self._module = module
+        self._layout = layout
+        self._stages = stages
+        self._memory = memory
         self._bytes_by_spec: dict[LocalTraining, int] = {}
 
-    def of(self, sizes: Indices, this_round: Round, held: Held, models: int = 1) -> Sequence[Sequence[int]]:
+    def of(
+        self, sizes: Indices, this_round: Round, held: Held, models: int = 1
+    ) -> Sequence[Sequence[int]]:
         """Return the places of clients with so many examples ``[n]`` by blocks; clients of one size side by side.
 
-        Each has so many ``models``, which train one after the other, and whose updates are kept until all have.
+        Each has so many ``models``, which train one after the other, and whose updates are kept
+        until all have.
         """
-        spec, rule = this_round.spec, this_round.rule
+        spec = this_round.spec
+        rule = this_round.rule
         by_size = sorted(range(len(sizes)), key=lambda place: -sizes[place])
         if spec not in self._bytes_by_spec:
             largest = int(held.data.splits["train"].sizes.max())
@@ -166,7 +184,11 @@ class Blocks:
             self._bytes_by_spec[spec] = bytes_per_client(self._module, self._layout, batch, spec)
         own_data = 0 if held.data.bytes_kept else held.data.bytes_each * int(max(sizes))
         vectors = (models - 1) + (0 if rule is None else rule.vectors)
-        each = self._bytes_by_spec[spec] + own_data + vectors * self._layout.size * self._layout.dtype.itemsize
+        each = (
+            self._bytes_by_spec[spec]
+            + own_data
+            + vectors * self._layout.size * self._layout.dtype.itemsize
+        )
         at_once = max(1, (self._memory - self._stages.bytes_kept) // each)
         return [block.tolist() for block in np.array_split(by_size, -(-len(sizes) // at_once))]
 
@@ -186,12 +208,16 @@ def check_model_fits(module: nn.Module, federation: Federation, device: torch.de
         with torch.inference_mode():
             outputs = module(inputs.to(device))
     except Exception as error:
-        raise ModelError(f"the model cannot take inputs of shape {pool.input_shape} ({pool.name}): {error}") from error
+        raise ModelError(
+            f"the model cannot take inputs of shape {pool.input_shape} ({pool.name}): {error}"
+        ) from error
     got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
     if pool.task in ("classification", "language"):
-        expected, of_what = (len(inputs), *pool.y.shape[1:], pool.outputs), f"{pool.outputs} labels"
+        expected = (len(inputs), *pool.y.shape[1:], pool.outputs)
+        of_what = f"{pool.outputs} labels"
     else:
-        expected, of_what = (len(inputs), pool.outputs), f"the targets of a {pool.task} task"
+        expected = (len(inputs), pool.outputs)
+        of_what = f"the targets of a {pool.task} task"
         got = (*got, 1) if got == (len(inputs),) and pool.outputs == 1 else got
     if got != expected:
         raise ModelError(
@@ -204,11 +230,14 @@ def _ignored_hint(pool: Pool, got: object, expected: tuple[int, ...]) -> str:
     """Return advice if a model lacks outputs only for a last label that may mean "no label", such as 255."""
     if pool.task != "classification" or not isinstance(got, tuple) or got[:-1] != expected[:-1]:
         return ""
-    outputs, largest = int(got[-1]), int(pool.y.max())
+    outputs = int(got[-1])
+    largest = int(pool.y.max())
     beyond = pool.y[pool.y >= outputs]
     if len(beyond) == 0 or int(beyond.min()) < largest:
         return ""
-    return f"; if label {largest} means that there is no label, leave its {len(beyond)} examples out"
+    return (
+        f"; if label {largest} means that there is no label, leave its {len(beyond)} examples out"
+    )
 
 
 def model_error(
@@ -233,6 +262,6 @@ def model_error(
                 f"({federation.by_id[client].name!r}): {its_own}"
             )
     return ModelError(
-        f"round {number}: engine {engine!r} fails on {len(together)} clients together, each of whom trains alone: "
-        f"{error}; use --engine loop, or less memory"
+        f"round {number}: engine {engine!r} fails on {len(together)} clients together, each of "
+        f"whom trains alone: {error}; use --engine loop, or less memory"
     )

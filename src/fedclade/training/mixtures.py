@@ -66,10 +66,12 @@ class Mixtures:
         Returns
         -------
         tuple
-            What each sends ``[n, E]`` (:func:`~fedclade.core.packed`), its loss Σ_m mean_j q_j(m) ℓ_jm ``[n]``, and the
-            component that it weighs most ``[n]``.
+            What each sends ``[n, E]`` (:func:`~fedclade.core.packed`), its loss Σ_m mean_j q_j(m)
+            ℓ_jm ``[n]``, and the component that it weighs most ``[n]``.
         """
-        mixture, models, this_round = query.mixture, query.models, query.round
+        mixture = query.mixture
+        models = query.models
+        this_round = query.round
         assert mixture is not None
         self._check(mixture)
         keeps = this_round.spec.keep_state and this_round.lasts
@@ -82,7 +84,10 @@ class Mixtures:
             leaning, tables = self._expected(evaluator, ids, models, mixture, before)
             deltas = list[Tensor]()
             for component in range(len(models)):
-                mine = {client: q[:, component].to(models) for client, q in zip(ids, leaning, strict=True)}
+                mine = {
+                    client: q[:, component].to(models)
+                    for client, q in zip(ids, leaning, strict=True)
+                }
                 mine = mine if len(models) > 1 else {}  # all weigh 1
                 block = [(clients[place], component, None) for place in places]
                 name = f"{OPTIMIZER} of component {component}" if keeps else None
@@ -103,10 +108,15 @@ class Mixtures:
 
     def evaluated(self, query: EvaluationQuery, evaluator: Evaluator) -> Evaluation:
         """Let clients evaluate the mixture by their weights; one without any finds them with the models as they are."""
-        mixture, ids = query.mixture, query.ids
+        mixture = query.mixture
+        ids = query.ids
         assert mixture is not None
         self._check(mixture)
-        kept = {client: pi for client in ids if (pi := self.store.latest(client).get(MIXTURE)) is not None}
+        kept = {
+            client: pi
+            for client in ids
+            if (pi := self.store.latest(client).get(MIXTURE)) is not None
+        }
         if new := [client for client in ids if client not in kept]:
             leaning, _ = self._expected(evaluator, new, query.models, mixture, [None] * len(new))
             found = {client: each.mean(0).cpu() for client, each in zip(new, leaning, strict=True)}
@@ -130,7 +140,9 @@ class Mixtures:
         tables: list[Tensor] = [alike] * len(ids)
         for places, outputs, seen, counts in evaluator.outputs(ids, models, "train"):
             losses = evaluator.losses(outputs, seen)
-            each = zip(places, losses.split(counts.tolist(), 1), seen.split(counts.tolist()), strict=True)
+            each = zip(
+                places, losses.split(counts.tolist(), 1), seen.split(counts.tolist()), strict=True
+            )
             for place, mine, targets in each:
                 pi = alike if before[place] is None else before[place]
                 assert pi is not None
@@ -143,11 +155,11 @@ class Mixtures:
     def _check(self, mixture: Mixture) -> None:
         if self.layout.personal:
             raise ConfigError(
-                "the models of a mixture have no personal part, since each client has all of them; leave out "
-                "model.personal"
+                "the models of a mixture have no personal part, since each client has all of "
+                "them; leave out model.personal"
             )
         if (mixture.by_label or mixture.rates is not None) and self.labels is None:
             raise ConfigError(
-                "labels cannot be counted in a task whose examples do not have one label each; take fedem in place of "
-                "fedrc"
+                "labels cannot be counted in a task whose examples do not have one label each; "
+                "take fedem in place of fedrc"
             )

@@ -1,9 +1,10 @@
 """What an optimizer is: the step of one client, the same step for k clients at once, and which paths may fuse it.
 
-Every engine takes its steps from here. Plain SGD has its own formulas, for k clients at once. Stacked parameters and
-the large dense layers of :mod:`~fedclade.training.channels_last` fuse a step where :attr:`LocalOptimizer.can_fuse`:
-they add the product that is the gradient to the parameters, and never write it. Other optimizers are torch's own
-classes, unchanged; those of :data:`ELEMENT_WISE` take the steps of k clients as if these were one large model.
+Every engine takes its steps from here. Plain SGD has its own formulas, for k clients at once.
+Stacked parameters and the large dense layers of :mod:`~fedclade.training.channels_last` fuse a step
+where :attr:`LocalOptimizer.can_fuse`: they add the product that is the gradient to the parameters,
+and never write it. Other optimizers are torch's own classes, unchanged; those of
+:data:`ELEMENT_WISE` take the steps of k clients as if these were one large model.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ class LocalOptimizer:
     @property
     def is_plain(self) -> bool:
         """Whether this is SGD as it is written here, rather than one of torch's classes."""
-        return self.kind is optim.SGD and not self.options and not (self.keeps_state and self.momentum)
+        return (
+            self.kind is optim.SGD and not self.options and not (self.keeps_state and self.momentum)
+        )
 
     @property
     def is_element_wise(self) -> bool:
@@ -96,14 +99,16 @@ class LocalOptimizer:
     ) -> optim.Optimizer:
         """Return torch's own, for the parameters of one client, or of several; :meth:`adjust` comes before its step.
 
-        Parameters may be in groups. With ``fused`` it takes a step in one kernel, if it has one and the options say
-        nothing else.
+        Parameters may be in groups. With ``fused`` it takes a step in one kernel, if it has one and
+        the options say nothing else.
         """
         options = dict(self.options)
         if fused and self.has_kernel:
             options["fused"] = True
         arguments = {"lr": self.lr, "momentum": self.momentum, "weight_decay": self.weight_decay}
-        taken = {name: value for name, value in arguments.items() if name in own_defaults(self.kind)}
+        taken = {
+            name: value for name, value in arguments.items() if name in own_defaults(self.kind)
+        }
         return self.kind(parameters, **taken, **options)  # pyright: ignore[reportCallIssue]
 
     def for_one_client(self, parameters: Sequence[nn.Parameter]) -> optim.Optimizer | PlainSGD:
@@ -118,20 +123,28 @@ class LocalOptimizer:
     def apart(self, state: Mapping[str, Tensor]) -> tuple[tuple[str, float], ...]:
         """Return what has to be the same in the states of clients that one optimizer takes the steps of."""
         whole = ((name, value) for name, value in state.items() if not self.is_of_entries(name))
-        return (*((name, float(value)) for name, value in sorted(whole)), *((name, 0.0) for name in sorted(state)))
+        return (
+            *((name, float(value)) for name, value in sorted(whole)),
+            *((name, 0.0) for name in sorted(state)),
+        )
 
     def is_of_entries(self, name: str) -> bool:
         """Return whether a tensor of a state has a number for every entry of the parameter."""
         return name.rpartition(".")[2] in self.states
 
     def set_state(
-        self, optimizer: optim.Optimizer | PlainSGD, parameters: Mapping[str, nn.Parameter], state: Mapping[str, Tensor]
+        self,
+        optimizer: optim.Optimizer | PlainSGD,
+        parameters: Mapping[str, nn.Parameter],
+        state: Mapping[str, Tensor],
     ) -> None:
         """Let torch's own go on from a state, whose tensors are copied; parameters are by name."""
         for name, value in state.items():
             parameter, _, key = name.rpartition(".")
             if (own := parameters.get(parameter)) is not None:
-                optimizer.state[own][key] = value.to(own, copy=True) if self.is_of_entries(name) else value.clone()
+                optimizer.state[own][key] = (
+                    value.to(own, copy=True) if self.is_of_entries(name) else value.clone()
+                )
 
     def adjust(self, parameters: Sequence[nn.Parameter], anchors: Sequence[Tensor]) -> None:
         """Add the gradient of μ/2·‖θ − θ_anchor‖² to one client's gradients, and clip them."""
@@ -148,9 +161,13 @@ class LocalOptimizer:
         ``gradients`` are those of each tensor of the model, ``[k, ...]``.
         """
         gradients = list(gradients)
-        return None if self.clip_norm is None or not gradients else clipping(gradients, self.clip_norm)
+        return (
+            None if self.clip_norm is None or not gradients else clipping(gradients, self.clip_norm)
+        )
 
-    def step(self, value: Tensor, gradient: Tensor, velocity: Tensor | None, scales: Tensor | None) -> None:
+    def step(
+        self, value: Tensor, gradient: Tensor, velocity: Tensor | None, scales: Tensor | None
+    ) -> None:
         """Take a step of k clients in place; without a velocity, momentum is in the gradient already.
 
         Values, gradients and velocities are ``[k, ...]``.
@@ -163,7 +180,9 @@ class LocalOptimizer:
             gradient = velocity.mul_(self.momentum).add_(gradient)
         value.add_(gradient, alpha=-self.lr)
 
-    def stepped(self, value: Tensor, gradient: Tensor, velocity: Tensor | None, scales: Tensor | None) -> Tensor:
+    def stepped(
+        self, value: Tensor, gradient: Tensor, velocity: Tensor | None, scales: Tensor | None
+    ) -> Tensor:
         """Return the values after a step, which ``torch.func`` wants; only the velocity changes in place."""
         if scales is not None:
             gradient = gradient * per_client(scales, gradient)
@@ -177,11 +196,13 @@ class LocalOptimizer:
 class PlainSGD:
     """SGD with momentum and weight decay, whose steps are those of ``torch.optim.SGD`` to the last bit.
 
-    With the first instance of an optimizer, torch imports its compiler. That takes two seconds of every process, and
-    each answer of a Flower client is a process.
+    With the first instance of an optimizer, torch imports its compiler. That takes two seconds of
+    every process, and each answer of a Flower client is a process.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], lr: float, momentum: float, *, weight_decay: float) -> None:
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], lr: float, momentum: float, *, weight_decay: float
+    ) -> None:
         self._parameters = parameters
         self._lr = lr
         self._momentum = momentum
@@ -222,10 +243,14 @@ def _states(rule: LocalOptimizer) -> frozenset[str]:
     optimizer = rule.torch_optimizer([parameter])
     optimizer.step()
     state = optimizer.state[parameter]
-    return frozenset(name for name, value in state.items() if isinstance(value, Tensor) and value.shape == (2, 3))
+    return frozenset(
+        name for name, value in state.items() if isinstance(value, Tensor) and value.shape == (2, 3)
+    )
 
 
-def get_state(optimizer: optim.Optimizer | PlainSGD, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+def get_state(
+    optimizer: optim.Optimizer | PlainSGD, parameters: Mapping[str, nn.Parameter]
+) -> dict[str, Tensor]:
     """Return the state of an optimizer, each tensor as ``<parameter>.<what it is>``.
 
     Raises
@@ -238,8 +263,9 @@ def get_state(optimizer: optim.Optimizer | PlainSGD, parameters: Mapping[str, nn
         for key, value in optimizer.state[parameter].items():
             if not isinstance(value, Tensor | int | float | None):
                 raise ConfigError(
-                    f"{type(optimizer).__name__} keeps a {type(value).__name__} in its state ({key!r}), which cannot "
-                    "be kept from round to round; set local.keep_state = false"
+                    f"{type(optimizer).__name__} keeps a {type(value).__name__} in its state "
+                    f"({key!r}), which cannot be kept from round to round; set local.keep_state = "
+                    "false"
                 )
             if value is not None:
                 found[f"{name}.{key}"] = torch.as_tensor(value)

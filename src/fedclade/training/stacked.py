@@ -25,23 +25,33 @@ from fedclade.training.vmap import Samples
 # DP-SGD of all clients in one program: a step's forward and backward pass is that of the stacked
 # engine.
 #
-# Its gradients are gathered example by example (:mod:`~fedclade.training.stacking.stacked_parameter`),
-# clipped and summed before the optimizer sees them.
+# Its gradients are gathered example by example
+# (:mod:`~fedclade.training.stacking.stacked_parameter`), clipped and summed before the optimizer
+# sees them.
 
 
 class PrivateBlock:
     """Clients that train at the same time, the largest first, whose models are loaded."""
 
-    def __init__(self, stacked: StackedModule, work: Workload, private: PrivateSteps, pool: BufferPool) -> None:
-        self._stacked, self._work, self._private, self._pool = stacked, work, private, pool
+    def __init__(
+        self, stacked: StackedModule, work: Workload, private: PrivateSteps, pool: BufferPool
+    ) -> None:
+        self._stacked = stacked
+        self._work = work
+        self._private = private
+        self._pool = pool
         self._by_example, self._noise = ByExample(), BufferPool()
 
     def train(self, jobs: Sequence[Job]) -> Tensor:
         """Train them in place; return the mean losses of the examples that were sampled, float64 ``[n]``."""
-        work, spec, stacked = self._work, self._work.spec, self._stacked
+        work = self._work
+        spec = self._work.spec
+        stacked = self._stacked
         optimizer = LocalOptimizer.of(spec, work.lr)
         steps = [spec.steps_with(job.size) for job in jobs]
-        edges = sorted({0, len(jobs), *(k for k in range(1, len(jobs)) if steps[k] != steps[k - 1])})
+        edges = sorted(
+            {0, len(jobs), *(k for k in range(1, len(jobs)) if steps[k] != steps[k - 1])}
+        )
         seeds = [job.generator.initial_seed() for job in jobs]
         anchors = work.models[[job.anchor_row for job in jobs]] if spec.mu else None
         states = [job.state or {} for job in jobs] if optimizer.keeps_state else ()
@@ -58,23 +68,32 @@ class PrivateBlock:
                 active = sum(count > number for count in steps)
                 stacked.bind(0, active)
                 examples, counts = samples.drawn(active)
-                x, y = ((first[:active] + examples).flatten().to(inputs.device) for first in (first_x, first_y))
-                rows = torch.index_select(inputs, 0, x, out=self._pool.room(inputs, len(x), *inputs.shape[1:]))
+                x, y = (
+                    (first[:active] + examples).flatten().to(inputs.device)
+                    for first in (first_x, first_y)
+                )
+                rows = torch.index_select(
+                    inputs, 0, x, out=self._pool.room(inputs, len(x), *inputs.shape[1:])
+                )
                 y = targets.index_select(0, y)
                 of_rows, counted = self._step(losses, rows, y, counts.to(inputs.device), samples)
                 totals[:active] += of_rows.where(counted, 0).double().sum(1).cpu()
                 seen[:active] += counted.sum(1).cpu()
         return totals / seen.clamp(min=1)
 
-    def _step(self, losses: Losses, x: Tensor, y: Tensor, counts: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
+    def _step(
+        self, losses: Losses, x: Tensor, y: Tensor, counts: Tensor, samples: Samples
+    ) -> tuple[Tensor, Tensor]:
         """Take a step on examples ``[k·B, ...]``, of which some are padding.
 
         Returns the losses ``[k, B]``, and which of them are of a gradient that counts.
         """
-        stacked, (k, width) = self._stacked, counts.shape
+        stacked = self._stacked
+        (k, width) = counts.shape
         self._by_example.begin(width)
         logits = stacked.forward(x)
-        of_rows, gradient = losses.of(Step(0, k * width, 1, None), logits, y)  # as if each example were a client
+        # as if each example were a client
+        of_rows, gradient = losses.of(Step(0, k * width, 1, None), logits, y)
         stacked.backward(logits, gradient)
         draws = samples.draws[:k]
         expected = torch.tensor([mine.expected for mine in draws]).to(logits)
@@ -95,14 +114,17 @@ __all__ = ["CannotStack", "StackedEngine"]
 class StackedEngine:
     """Trains all clients at once.
 
-    The batches of k clients are folded into ``[k·B, ...]``, so that the module's own forward runs unchanged; layers
-    that hold parameters are swapped, in a copy, for ones that hold those of all clients. ``replay`` records steps and
-    launches them again, on a GPU; without it every step is run.
+    The batches of k clients are folded into ``[k·B, ...]``, so that the module's own forward runs
+    unchanged; layers that hold parameters are swapped, in a copy, for ones that hold those of all
+    clients. ``replay`` records steps and launches them again, on a GPU; without it every step is
+    run.
     """
 
     def __init__(self, replay: Replay | None = None) -> None:
         self._replay = replay
-        self._stacked: weakref.WeakKeyDictionary[nn.Module, StackedModule] = weakref.WeakKeyDictionary()
+        self._stacked: weakref.WeakKeyDictionary[nn.Module, StackedModule] = (
+            weakref.WeakKeyDictionary()
+        )
         self._pool = BufferPool()
 
     def train(self, work: Workload, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -111,8 +133,8 @@ class StackedEngine:
         Raises
         ------
         CannotStack
-            If the module, or the optimizer, cannot be stacked, which is found before any job's generator is drawn from;
-            or if training changes a buffer that clients share.
+            If the module, or the optimizer, cannot be stacked, which is found before any job's
+            generator is drawn from; or if training changes a buffer that clients share.
         """
         if work.private is not None:
             refuse_rules(work)
@@ -122,11 +144,19 @@ class StackedEngine:
             raise CannotStack(f"the loss {work.task.loss_name} is one over the batch of one client")
         optimizer = LocalOptimizer.of(work.spec, work.lr)
         if not optimizer.is_element_wise:
-            raise CannotStack(f"optimizer {work.spec.optimizer} is not known to work element by element")
+            raise CannotStack(
+                f"optimizer {work.spec.optimizer} is not known to work element by element"
+            )
         if work.spec.precision != "float32":
-            raise CannotStack(f"stacked layers multiply in the type of their parameters, not in {work.spec.precision}")
+            raise CannotStack(
+                "stacked layers multiply in the type of their parameters, not in "
+                f"{work.spec.precision}"
+            )
         refuse_half_precision(work)
-        module, layout, models, jobs = work.module, work.layout, work.models, work.jobs
+        module = work.module
+        layout = work.layout
+        models = work.models
+        jobs = work.jobs
         stacked = self._stacked.get(module)
         if stacked is None or stacked.layout != layout:
             stacked = StackedModule(module, layout)
@@ -152,8 +182,10 @@ class StackedEngine:
         """Train the loaded models in place; return the mean losses, float64 ``[n]``."""
         if work.private is not None:
             return PrivateBlock(stacked, work, work.private, self._pool).train(jobs)
-        models, spec = work.models, work.spec
-        sizes, pads = tuple(job.size for job in jobs), not stacked.padding_shows
+        models = work.models
+        spec = work.spec
+        sizes = tuple(job.size for job in jobs)
+        pads = not stacked.padding_shows
         plan = Plan.of(sizes, spec.batch_size, pads, spec.steps, spec.smallest_batch or 1)
         batches = Batches(jobs, plan, self._pool, reshuffle=spec.reshuffle)
         losses = Losses(plan, work.task, batches.all_count)
@@ -172,8 +204,11 @@ class StackedEngine:
             return of_rows
 
         run: Run = step_by_step
-        if self._replay is not None and optimizer.is_plain:  # torch's own count their steps on the CPU
-            run = self._replay.of_round(run, stacked, plan, (optimizer, batches.all_count, work.fixed))
+        # torch's own count their steps on the CPU
+        if self._replay is not None and optimizer.is_plain:
+            run = self._replay.of_round(
+                run, stacked, plan, (optimizer, batches.all_count, work.fixed)
+            )
         # What is not stacked and draws, draws from all of the clients' keys.
         with rng.seeded_globally(sum(seeds) % 2**63, models.device), torch.enable_grad():
             for _ in range(spec.epochs or 1):
@@ -187,14 +222,18 @@ def _blocks(
 ) -> list[list[int]]:
     """Return the places of the clients that train at the same time: on a CPU as many as its cache holds.
 
-    The largest clients come first, so that those who still train are always the first of their block; and of one size,
-    those side by side whose optimizers have come equally far.
+    The largest clients come first, so that those who still train are always the first of their
+    block; and of one size, those side by side whose optimizers have come equally far.
     """
-    apart = [optimizer.apart(job.state) if optimizer.keeps_state and job.state else () for job in jobs]
+    apart = [
+        optimizer.apart(job.state) if optimizer.keeps_state and job.state else () for job in jobs
+    ]
     largest_first = sorted(range(len(jobs)), key=lambda place: (-jobs[place].size, apart[place]))
-    n, at_once = len(jobs), len(jobs)
+    n = len(jobs)
+    at_once = len(jobs)
     if device.type == "cpu":
-        # A step goes through parameters and gradients twice; once through a state, or what comes of several passes.
+        # A step goes through parameters and gradients twice; once through a state, or what comes of
+        # several passes.
         once = 0 if optimizer.is_plain else len(optimizer.states) + (not optimizer.has_kernel)
         at_once = clients_in_cache(stacked.hot_bytes * (4 + once) // 4, torch.get_num_threads())
     count = -(-n // at_once)

@@ -30,8 +30,9 @@ class Held:
 class Stages:
     """What clients hold in each stage, gathered when it is first needed.
 
-    The data of the latest stage that was asked about takes ``budget`` bytes at most; those of earlier stages take what
-    that leaves. When a later stage begins, what was gathered before is let go. ``alone``: see :class:`ClientsData`.
+    The data of the latest stage that was asked about takes ``budget`` bytes at most; those of
+    earlier stages take what that leaves. When a later stage begins, what was gathered before is let
+    go. ``alone``: see :class:`ClientsData`.
     """
 
     def __init__(
@@ -42,7 +43,10 @@ class Stages:
         judge: Callable[..., Evaluator],
         alone: bool = False,
     ) -> None:
-        self._federation, self._device, self._budget, self._judge = federation, device, budget, judge
+        self._federation = federation
+        self._device = device
+        self._budget = budget
+        self._judge = judge
         self._alone = alone
         self._held: dict[int, Held] = {}
         self._joined: dict[tuple[int, tuple[int, ...]], tuple[Tensor, Tensor]] = {}
@@ -62,13 +66,16 @@ class Stages:
     def at(self, stage: int) -> Held:
         """Return what clients hold in a stage; those behind the last one are poisoned, and no round goes on to them."""
         if self._latest < stage <= len(self._federation.stages):
-            self._latest, self._bytes_joined = stage, 0
+            self._latest = stage
+            self._bytes_joined = 0
             self._held.clear()
             self._joined.clear()
             self.now = self.at(stage)
         if stage not in self._held:
             federation = self._federation.each_stage[stage]
-            data = ClientsData(federation, self._device, max(0, self._budget - self.bytes_kept), self._alone)
+            data = ClientsData(
+                federation, self._device, max(0, self._budget - self.bytes_kept), self._alone
+            )
             self._held[stage] = Held(federation, data, self._judge(federation, data))
         return self._held[stage]
 
@@ -78,9 +85,14 @@ class Stages:
 
     def trained(self, query: UpdateQuery, places: Sequence[int], held: Held) -> list[Trained]:
         """Return the clients at some places of a query, each with what it trains on."""
-        rounds = [None if query.data_rounds is None else query.data_rounds[place] for place in places]
+        rounds = [
+            None if query.data_rounds is None else query.data_rounds[place] for place in places
+        ]
         ids = [query.ids[place] for place in places]
-        return [(c, *self._examples(c, query.round, held, of)) for c, of in zip(ids, rounds, strict=True)]
+        return [
+            (c, *self._examples(c, query.round, held, of))
+            for c, of in zip(ids, rounds, strict=True)
+        ]
 
     def _examples(
         self, client: int, this_round: Round, held: Held, rounds: Sequence[int] | None
@@ -98,7 +110,8 @@ class Stages:
             inputs, targets = (torch.cat(column) for column in zip(*parts, strict=True))
             needed = inputs.nbytes + targets.nbytes
             if self.bytes_kept + needed <= self._budget:
-                self._joined[key] = inputs, targets  # the same tensors again: worker processes know them
+                # the same tensors again: worker processes know them
+                self._joined[key] = inputs, targets
                 self._bytes_joined += needed
         else:
             inputs, targets = self._joined[key]
@@ -114,7 +127,9 @@ class Stages:
             of_split = held.data.splits["train"]
             return of_split.sizes[of_split.set_of[held.data.places(query.ids)]]
         each = zip(query.ids, query.data_rounds, strict=True)
-        return np.array([sum(self._size(client, k) for k in self._different(client, of)) for client, of in each])
+        return np.array(
+            [sum(self._size(client, k) for k in self._different(client, of)) for client, of in each]
+        )
 
     def _size(self, client: int, stage: int) -> int:
         return self._federation.each_stage[stage].sizes[client]
@@ -127,7 +142,10 @@ class Stages:
             apart: list[int] = []
             for stage in stages:
                 if not any(_within(held[stage], held[other]) for other in apart):
-                    apart = [*(other for other in apart if not _within(held[other], held[stage])), stage]
+                    apart = [
+                        *(other for other in apart if not _within(held[other], held[stage])),
+                        stage,
+                    ]
             self._apart[client, stages] = tuple(apart)
         return self._apart[client, stages]
 

@@ -35,7 +35,8 @@ OPTIMIZER = "optimizer"
 OWN_OPTIMIZER = "optimizer of model"
 """How the names of an optimizer's state begin, before ``/<parameter>.<what it is>``; a model of its own has another."""
 
-RULE, SERVED = "rule", "served"
+RULE = "rule"
+SERVED = "served"
 """How the names of a local rule's state begin; and the name, in that, of the client's own model that comes of it."""
 
 RESERVED_NAMES = (PERSONAL, OWN_MODEL, MIXTURE, SERVED_MIXTURE, OPTIMIZER, OWN_OPTIMIZER, RULE)
@@ -53,8 +54,8 @@ class Generation:
 class ClientStore:
     """Named tensors of each client, as they are after its last round, and as they were before.
 
-    A server may ask for a round again, since an answer was lost or it was started anew; so a round always starts from
-    what was kept before it.
+    A server may ask for a round again, since an answer was lost or it was started anew; so a round
+    always starts from what was kept before it.
     """
 
     def __init__(self) -> None:
@@ -74,7 +75,8 @@ class ClientStore:
 
     def keep(self, number: int, client: int, tensors: Mapping[str, Tensor]) -> None:
         """Keep tensors of a client after a round; others of other names stay as they are."""
-        before, kept = self._before(number, client), self._kept.get(client, ())
+        before = self._before(number, client)
+        kept = self._kept.get(client, ())
         of_round = kept[-1].tensors if kept and kept[-1].number == number else before.tensors
         new = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         self._kept[client] = (before, Generation(number, {**of_round, **new}))
@@ -89,19 +91,28 @@ class ClientStore:
         """Return the workload of a round with what the clients' optimizers or rules kept before it under a name."""
         jobs = [
             replace(
-                job, state={key.removeprefix(f"{name}/"): t for key, t in kept.items() if key.startswith(f"{name}/")}
+                job,
+                state={
+                    key.removeprefix(f"{name}/"): t
+                    for key, t in kept.items()
+                    if key.startswith(f"{name}/")
+                },
             )
             for job in work.jobs
             for kept in [self.before(number, job.client)]
         ]
         return replace(work, jobs=jobs)
 
-    def keep_states(self, work: Workload, number: int, name: str, deltas: Tensor, losses: Tensor) -> None:
+    def keep_states(
+        self, work: Workload, number: int, name: str, deltas: Tensor, losses: Tensor
+    ) -> None:
         """Keep what the clients' optimizers or rules had after a round, but for those that diverged."""
         fine = (row_norms(deltas) <= LARGEST_NORM).cpu() & losses.isfinite()
         for job, is_fine in zip(work.jobs, fine.tolist(), strict=True):
             if is_fine:
-                state = {_stored(name, key): tensor for key, tensor in work.states[job.client].items()}
+                state = {
+                    _stored(name, key): tensor for key, tensor in work.states[job.client].items()
+                }
                 self.keep(number, job.client, state)
 
     def _before(self, number: int, client: int) -> Generation:
@@ -115,7 +126,9 @@ class ClientStore:
         """Forget everything."""
         self._kept.clear()
 
-    def tensors(self, clients: Iterable[int] | None = None, *, before: bool = False) -> dict[str, Tensor]:
+    def tensors(
+        self, clients: Iterable[int] | None = None, *, before: bool = False
+    ) -> dict[str, Tensor]:
         """Return what some clients keep, or all, by client, round and name.
 
         ``before`` adds what was kept before the last round.
@@ -140,7 +153,10 @@ class ClientStore:
             client, number, name = key.split("/", 2)
             found.setdefault(int(client), {}).setdefault(int(number), {})[name] = tensor.to(device)
         self._kept |= {
-            client: (Generation(0, {}), *(Generation(number, rounds[number]) for number in sorted(rounds)))[-2:]
+            client: (
+                Generation(0, {}),
+                *(Generation(number, rounds[number]) for number in sorted(rounds)),
+            )[-2:]
             for client, rounds in found.items()
         }
 
@@ -159,20 +175,26 @@ class Start:
 
     models: Tensor  #: ``[m, F]``
     rows: Sequence[int]  #: of each client's own, ``[k]``
-    anchors: Sequence[int | None]  #: of what its proximal term pulls it to, ``[k]``; None: where it starts
-    personal: Tensor | None = None  #: personal parameters ``[k, P]``, where they are part of what is trained
-    optimizer: str | None = None  #: the name under which the states of optimizers or local rules are kept, if they are
+    #: of what its proximal term pulls it to, ``[k]``; None: where it starts
+    anchors: Sequence[int | None]
+    #: personal parameters ``[k, P]``, where they are part of what is trained
+    personal: Tensor | None = None
+    #: the name under which the states of optimizers or local rules are kept, if they are
+    optimizer: str | None = None
 
 
 class WholeModels:
     """Puts each client's model together before it trains or evaluates, and takes what it has trained apart again.
 
-    Personal parameters that a client has not trained yet are ``initial`` ones ``[P]``, the same for all clients. The
-    proximal term pulls them to where they were before the round, and shared ones to the anchor.
+    Personal parameters that a client has not trained yet are ``initial`` ones ``[P]``, the same for
+    all clients. The proximal term pulls them to where they were before the round, and shared ones
+    to the anchor.
     """
 
     def __init__(self, layout: Layout, initial: Tensor, store: ClientStore) -> None:
-        self._layout, self.initial, self._store = layout, initial, store
+        self._layout = layout
+        self.initial = initial
+        self._store = store
 
     def start(self, query: UpdateQuery, places: Sequence[int]) -> Start:
         """Return where the clients at some places of a query start."""
@@ -183,22 +205,34 @@ class WholeModels:
         optimizer = kept_as if keeps else None
         if not query.own and not self._layout.personal:
             return Start(query.models, rows, anchors or [None] * len(rows), optimizer=optimizer)
-        ids, number = [query.ids[place] for place in places], query.round.number
+        ids = [query.ids[place] for place in places]
+        number = query.round.number
         if query.own and not query.round.lasts:
             number += 1  # of its own for another purpose: from what the round's training has left
         kept = [self._store.before(number, client) for client in ids]
         personal = self._personal([mine.get(PERSONAL) for mine in kept])
         starts = zip(ids, rows, kept, personal, strict=True)
-        models = torch.stack([self._whole(client, query.models, row, mine, own) for client, row, mine, own in starts])
-        each, pulled = range(len(ids)), list[int | None]([None] * len(ids))
+        models = torch.stack(
+            [self._whole(client, query.models, row, mine, own) for client, row, mine, own in starts]
+        )
+        each = range(len(ids))
+        pulled = list[int | None]([None] * len(ids))
         if anchors is not None and query.round.uses_anchors:
-            none = query.round.rule is not None  # a server's vector has nothing to say of what it never sees
+            # a server's vector has nothing to say of what it never sees
+            none = query.round.rule is not None
             beside = torch.full_like(personal, torch.nan) if none else personal
             models = torch.cat([models, self._layout.joined(query.models[anchors], beside)])
             pulled = [len(ids) + k for k in each]
         return Start(models, each, pulled, None if query.own else personal, optimizer)
 
-    def settle(self, query: UpdateQuery, places: Sequence[int], start: Start, deltas: Tensor, losses: Tensor) -> Tensor:
+    def settle(
+        self,
+        query: UpdateQuery,
+        places: Sequence[int],
+        start: Start,
+        deltas: Tensor,
+        losses: Tensor,
+    ) -> Tensor:
         """Let clients keep what is theirs of ``[k, F]`` that they moved by; return what they send, ``[k, S]``.
 
         What has diverged is not kept, and its loss becomes NaN.
@@ -208,20 +242,30 @@ class WholeModels:
         diverged = ~(row_norms(deltas) <= LARGEST_NORM)
         losses[diverged] = torch.nan
         if start.personal is None:
-            sent, name, now = deltas[:, :0], OWN_MODEL, start.models[: len(places)] + deltas
+            sent = deltas[:, :0]
+            name = OWN_MODEL
+            now = start.models[: len(places)] + deltas
             if query.shares:
                 assert query.anchors is not None  # as such a query has
-                sent = self._layout.parted(now)[0] - query.models[[query.anchors[place] for place in places]]
+                sent = (
+                    self._layout.parted(now)[0]
+                    - query.models[[query.anchors[place] for place in places]]
+                )
         else:
             sent, moved = self._layout.parted(deltas)
-            name, now = PERSONAL, start.personal + moved
+            name = PERSONAL
+            now = start.personal + moved
         if query.own or query.round.lasts:
-            for place, kept, bad in zip(places, now, (diverged | ~losses.isfinite()).tolist(), strict=True):
+            for place, kept, bad in zip(
+                places, now, (diverged | ~losses.isfinite()).tolist(), strict=True
+            ):
                 if not bad:
                     self._store.keep(query.round.number, query.ids[place], {name: kept})
         return sent
 
-    def evaluated(self, query: EvaluationQuery, at_once: int) -> Iterator[tuple[slice, Tensor, Sequence[int]]]:
+    def evaluated(
+        self, query: EvaluationQuery, at_once: int
+    ) -> Iterator[tuple[slice, Tensor, Sequence[int]]]:
         """Cut a query into parts of at most so many models; yield those ``[m, F]``, and the row of each client."""
         if not self._layout.personal and OWN not in query.assignment:
             yield slice(None), query.models, query.assignment
@@ -252,7 +296,9 @@ class WholeModels:
 
     def load(self, client: int, model: Tensor, module: nn.Module) -> None:
         """Make the module a client's whole model as it is now, given a shared one ``[S]``."""
-        whole = self._layout.joined(model, self._personal([self._store.latest(client).get(PERSONAL)])[0])
+        whole = self._layout.joined(
+            model, self._personal([self._store.latest(client).get(PERSONAL)])[0]
+        )
         self._layout.full.load(whole, module)
 
     def kept(self, ids: Sequence[int]) -> dict[int, dict[str, Tensor]]:
@@ -267,7 +313,9 @@ class WholeModels:
         found = {client: _lasting(mine) for client, mine in each.items()}
         return {client: mine for client, mine in found.items() if mine}
 
-    def _whole(self, client: int, models: Tensor, row: int, kept: Mapping[str, Tensor], personal: Tensor) -> Tensor:
+    def _whole(
+        self, client: int, models: Tensor, row: int, kept: Mapping[str, Tensor], personal: Tensor
+    ) -> Tensor:
         """Return a client's whole model ``[F]``: of that in a row, or its own."""
         if row != OWN:
             return self._layout.joined(models[row], personal)
@@ -289,7 +337,8 @@ def _lasting(kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _parts(query: EvaluationQuery, at_once: int) -> Iterator[slice]:
     """Cut a query into parts of so many models, or some more where a client compares its own."""
-    ids, first = query.ids, 0
+    ids = query.ids
+    first = 0
     while first < len(ids):
         stop = min(first + at_once, len(ids))
         while query.compares and stop < len(ids) and ids[stop] == ids[stop - 1]:

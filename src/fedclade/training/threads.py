@@ -29,7 +29,9 @@ def choose_device(device: str) -> str:
     if device not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"device should be auto, cpu or cuda, got {device!r}")
     if device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device 'cuda' was asked for, but torch sees no CUDA device; use --device cpu")
+        raise ConfigError(
+            "device 'cuda' was asked for, but torch sees no CUDA device; use --device cpu"
+        )
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     return device
@@ -39,9 +41,11 @@ def choose_device(device: str) -> str:
 def float32_products(tf32: bool) -> Generator[None]:
     """Let a GPU round the factors of float32 products to 10 bits of mantissa in the block (TF32), or not.
 
-    Torch by itself rounds them in convolutions and recurrent layers, but not in products of matrices.
+    Torch by itself rounds them in convolutions and recurrent layers, but not in products of
+    matrices.
     """
-    kinds: tuple[Any, Any] = torch.backends.cuda.matmul, torch.backends.cudnn  # types know neither setting
+    # types know neither setting
+    kinds: tuple[Any, Any] = torch.backends.cuda.matmul, torch.backends.cudnn
     before = [kind.allow_tf32 for kind in kinds]
     try:
         for kind in kinds:
@@ -61,7 +65,9 @@ WORTH_SHARING_STACKED = 1e7
 CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 """Where Linux says for how many microseconds a container may compute in so many: ``max`` where there is no limit."""
 
-_operations: weakref.WeakKeyDictionary[nn.Module, dict[tuple[int, ...], int]] = weakref.WeakKeyDictionary()
+_operations: weakref.WeakKeyDictionary[nn.Module, dict[tuple[int, ...], int]] = (
+    weakref.WeakKeyDictionary()
+)
 """Of a forward pass of a module, by the shape of its inputs."""
 
 
@@ -78,13 +84,18 @@ def cores() -> int:
 
 
 def threads_of_step(
-    module: nn.Module, inputs: Tensor, batch_size: int, clients: int = 1, worth_sharing: float = WORTH_SHARING
+    module: nn.Module,
+    inputs: Tensor,
+    batch_size: int,
+    clients: int = 1,
+    worth_sharing: float = WORTH_SHARING,
 ) -> int:
     """Return how many threads full batches of some clients get, whose inputs are like these.
 
-    One, unless the operations of a forward pass are worth sharing. Federated learning takes many tiny steps, and
-    threads that meet after every operation of a few microseconds lose more time than they save. The operations are
-    counted, not timed, so that the choice, on which rounding depends, is the same in every run.
+    One, unless the operations of a forward pass are worth sharing. Federated learning takes many
+    tiny steps, and threads that meet after every operation of a few microseconds lose more time
+    than they save. The operations are counted, not timed, so that the choice, on which rounding
+    depends, is the same in every run.
     """
     available = torch.get_num_threads()
     if available == 1 or inputs.is_cuda:  # the counter takes a second to import what it needs

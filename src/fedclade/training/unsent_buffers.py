@@ -1,7 +1,7 @@
 """Which buffers of a model training changes: tried in forward passes on made-up inputs, before a run.
 
-Server and clients of a network have to agree on this without sharing data. So inputs are drawn from what both know of
-the data, its :class:`~fedclade.core.DataSpec`, and from a fixed seed.
+Server and clients of a network have to agree on this without sharing data. So inputs are drawn from
+what both know of the data, its :class:`~fedclade.core.DataSpec`, and from a fixed seed.
 """
 
 from __future__ import annotations
@@ -36,14 +36,16 @@ _log = logging.getLogger(__name__)
 def note_unsent_buffers(module: nn.Module, spec: DataSpec) -> None:
     """Find out which buffers are in no vector, and note that at the module; see :mod:`fedclade.core.buffers`.
 
-    Statistics of normalisation layers are in the vector; so are finite floats that a forward pass in training mode
-    changes. If the module takes none of the inputs that are tried, all finite floats are. A line in the log names
-    whole numbers that training changes: these are not averaged, and every client starts from the model's.
+    Statistics of normalisation layers are in the vector; so are finite floats that a forward pass
+    in training mode changes. If the module takes none of the inputs that are tried, all finite
+    floats are. A line in the log names whole numbers that training changes: these are not averaged,
+    and every client starts from the model's.
 
     Raises
     ------
     ModelError
-        If training changes a buffer of complex numbers, or one that begins as NaN or infinite: no mean makes sense.
+        If training changes a buffer of complex numbers, or one that begins as NaN or infinite: no
+        mean makes sense.
     """
     saved = module.state_dict(keep_vars=True)
     buffers = {name: buffer for name, buffer in module.named_buffers() if name in saved}
@@ -63,14 +65,19 @@ def note_unsent_buffers(module: nn.Module, spec: DataSpec) -> None:
         if not is_changed:
             continue
         if buffer.is_floating_point() or buffer.is_complex():
-            kind = "of complex numbers" if buffer.is_complex() else "with a value that is NaN or infinite"
+            kind = (
+                "of complex numbers"
+                if buffer.is_complex()
+                else "with a value that is NaN or infinite"
+            )
             raise ModelError(
-                f"training changes buffer {name!r} of {type(module).__name__}, {kind}, which cannot be averaged; let "
-                "it begin with finite real numbers, or register it with persistent=False if no client needs the others'"
+                f"training changes buffer {name!r} of {type(module).__name__}, {kind}, which "
+                "cannot be averaged; let it begin with finite real numbers, or register it with "
+                "persistent=False if no client needs the others'"
             )
         _log.warning(
-            "training changes buffer %r of %s (%s), which is not averaged: every client starts from the model's value "
-            "in each round, and what training makes of it is not kept",
+            "training changes buffer %r of %s (%s), which is not averaged: every client starts "
+            "from the model's value in each round, and what training makes of it is not kept",
             *(name, type(module).__name__, str(buffer.dtype).removeprefix("torch.")),
         )
     set_unsent_buffers(module, unsent)

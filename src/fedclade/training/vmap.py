@@ -1,7 +1,8 @@
 """All clients at once by ``torch.func.vmap``: for modules whose layers the stacked engine does not know.
 
-The module is called as a function of its parameters, differentiated, and mapped over clients, whose parameters are
-stacked ``[n, ...]``. Batches of one length make one call, so that no example is padded.
+The module is called as a function of its parameters, differentiated, and mapped over clients, whose
+parameters are stacked ``[n, ...]``. Batches of one length make one call, so that no example is
+padded.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ from fedclade.training.stacking.batches import joined
 GRADIENTS_AT_A_TIME = 2**25
 """Entries of examples' gradients that are held at once: 128 MiB in float32."""
 
-SMALLEST, STEP = 8, 8
+SMALLEST = 8
+STEP = 8
 """Samples are padded to a multiple of so many examples, so that few shapes occur."""
 
 
@@ -64,8 +66,10 @@ class NoisyGradients:
     """The noisy gradients of each client as functions of named tensors, ``[k, ...]``."""
 
     def __init__(self, work: Workload, private: PrivateSteps) -> None:
-        self._private, self._layout = private, work.layout
-        module, task = work.module, work.task
+        self._private = private
+        self._layout = work.layout
+        module = work.module
+        task = work.task
 
         def loss(trained: Named, others: Named, x: Tensor, y: Tensor) -> Tensor:
             with precision(work.spec, x.device):
@@ -76,7 +80,13 @@ class NoisyGradients:
         self._of_clients = cast("Callable[..., tuple[Named, Tensor]]", vmap(of_examples))
 
     def __call__(
-        self, trained: Named, others: Named, x: Tensor, y: Tensor, counts: Tensor, draws: Sequence[Draws]
+        self,
+        trained: Named,
+        others: Named,
+        x: Tensor,
+        y: Tensor,
+        counts: Tensor,
+        draws: Sequence[Draws],
     ) -> tuple[Named, Tensor]:
         """Return gradients with noise; and of the examples ``[k, B]`` that count, losses' sum and number ``[k, 2]``."""
         size = max(1, self._layout.n_parameters)
@@ -89,19 +99,27 @@ class NoisyGradients:
             mine, rest = ({n: t[here] for n, t in named.items()} for named in (trained, others))
             for start in range(0, x.shape[1], examples):
                 some = slice(start, start + examples)
-                sums, lost = self._clipped(mine, rest, x[here, some], y[here, some], counts[here, some])
+                sums, lost = self._clipped(
+                    mine, rest, x[here, some], y[here, some], counts[here, some]
+                )
                 for name, tensor in sums.items():
                     found[name][here] = tensor if start == 0 else found[name][here] + tensor
                 losses[here] += lost
         return self._with_noise(found, draws), losses
 
-    def _clipped(self, trained: Named, others: Named, x: Tensor, y: Tensor, counts: Tensor) -> tuple[Named, Tensor]:
+    def _clipped(
+        self, trained: Named, others: Named, x: Tensor, y: Tensor, counts: Tensor
+    ) -> tuple[Named, Tensor]:
         gradients, losses = self._of_clients(trained, others, x, y)
-        flat = {name: g.flatten(2) if g.dim() > 2 else g.unsqueeze(2) for name, g in gradients.items()}
+        flat = {
+            name: g.flatten(2) if g.dim() > 2 else g.unsqueeze(2) for name, g in gradients.items()
+        }
         squares = torch.stack([g.square().sum(2) for g in flat.values()]).sum(0)
         factors = torch.where(counts, self._private.factors(squares), 0.0)
         left_out = (factors == 0)[..., None]  # whose gradients may be infinite
-        sums = {n: torch.bmm(factors.unsqueeze(1), g.masked_fill(left_out, 0)) for n, g in flat.items()}
+        sums = {
+            n: torch.bmm(factors.unsqueeze(1), g.masked_fill(left_out, 0)) for n, g in flat.items()
+        }
         named = {name: tensor.view_as(trained[name]) for name, tensor in sums.items()}
         seen = torch.stack([losses.masked_fill(left_out[..., 0], 0), (factors > 0).to(losses)], 2)
         return named, seen.double().sum(1)
@@ -141,34 +159,51 @@ class VmapEngine:
         """
         if work.fixed:
             raise CannotTrainTogether("some parameters stay as they are")
-        module, layout, models, jobs, spec = work.module, work.layout, work.models, work.jobs, work.spec
+        module = work.module
+        layout = work.layout
+        models = work.models
+        jobs = work.jobs
+        spec = work.spec
         refuse_half_precision(work)
         _refuse_what_cannot_be_mapped(module, layout)
         optimizer = LocalOptimizer.of(spec, work.lr)
         if not optimizer.is_plain:
-            raise CannotMapError(f"optimizer {spec.optimizer} takes its steps in place; plain SGD can be mapped")
+            raise CannotMapError(
+                f"optimizer {spec.optimizer} takes its steps in place; plain SGD can be mapped"
+            )
         if work.private is not None:
             return self._privately(work, work.private, out)
         if work.rule is not None:
             return self._by_rule(work, out)
         plans = [[*batches(job.size, spec, job.generator)] for job in jobs]
-        order = sorted(range(len(jobs)), key=lambda k: -len(plans[k]))  # those who train longest come first
-        ordered, plans = [jobs[k] for k in order], [plans[k] for k in order]
+        # those who train longest come first
+        order = sorted(range(len(jobs)), key=lambda k: -len(plans[k]))
+        ordered = [jobs[k] for k in order]
+        plans = [plans[k] for k in order]
         start = models[torch.tensor([job.row for job in ordered], device=models.device)]
-        anchors = models[torch.tensor([job.anchor_row for job in ordered], device=models.device)] if spec.mu else start
+        anchors = (
+            models[torch.tensor([job.anchor_row for job in ordered], device=models.device)]
+            if spec.mu
+            else start
+        )
         reached = _reached(work, start[0], ordered[0])
         clients = _Stacked(work, start, anchors, optimizer, reached, _Mapped(work))
         layout.set_training(module)
         inputs, first_inputs = joined([job.inputs for job in ordered])
         targets, first_targets = joined([job.targets for job in ordered])
         first = torch.tensor(first_inputs)[:, None], torch.tensor(first_targets)[:, None]
-        given = [job.weights for job in ordered if job.weights is not None]  # of all jobs, or of none
+        # of all jobs, or of none
+        given = [job.weights for job in ordered if job.weights is not None]
         weights, first_weights = joined(given) if given else (None, [])
         totals = torch.zeros(len(jobs), dtype=torch.float64, device=models.device)
         for step in range(len(plans[0])):
             for places, batch in by_length(plans, step):
                 x, y = ((each[places] + batch).to(inputs.device) for each in first)
-                of_batch = () if weights is None else (weights[torch.tensor(first_weights)[:, None][places] + batch],)
+                of_batch = (
+                    ()
+                    if weights is None
+                    else (weights[torch.tensor(first_weights)[:, None][places] + batch],)
+                )
                 losses = clients.step(places, inputs[x], targets[y], *of_batch)
                 totals[places] += losses.to(torch.float64) * batch.shape[1]
         updates = work.room(out)
@@ -178,10 +213,13 @@ class VmapEngine:
         losses[torch.tensor(order)] = totals.cpu() / seen
         return updates, losses
 
-    def _privately(self, work: Workload, private: PrivateSteps, out: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _privately(
+        self, work: Workload, private: PrivateSteps, out: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """Train by DP-SGD: in a step, as many examples of every client as the largest sample has."""
         refuse_rules(work)
-        models, spec = work.models, work.spec
+        models = work.models
+        spec = work.spec
         steps = [spec.steps_with(job.size) for job in work.jobs]
         order = sorted(range(len(steps)), key=lambda k: -steps[k])
         jobs = [work.jobs[k] for k in order]
@@ -201,15 +239,22 @@ class VmapEngine:
             examples, counts = samples.drawn(active)
             x, y = ((first[:active] + examples).to(inputs.device) for first in (first_x, first_y))
             draws = samples.draws[:active]
-            losses = clients.step(slice(0, active), inputs[x], targets[y], counts.to(inputs.device), draws)
+            losses = clients.step(
+                slice(0, active), inputs[x], targets[y], counts.to(inputs.device), draws
+            )
             totals[:active] += losses.cpu()
         back = torch.tensor(order).argsort()
-        updates = torch.index_select(clients.models - start, 0, back.to(models.device), out=work.room(out))
+        updates = torch.index_select(
+            clients.models - start, 0, back.to(models.device), out=work.room(out)
+        )
         return updates, (totals[:, 0] / totals[:, 1].clamp(min=1))[back]
 
     def _by_rule(self, work: Workload, out: Tensor | None) -> tuple[Tensor, Tensor]:
-        order = sorted(range(len(work.jobs)), key=lambda k: -work.spec.steps_with(work.jobs[k].size))
-        ordered, back = [work.jobs[k] for k in order], torch.tensor(order).argsort()
+        order = sorted(
+            range(len(work.jobs)), key=lambda k: -work.spec.steps_with(work.jobs[k].size)
+        )
+        ordered = [work.jobs[k] for k in order]
+        back = torch.tensor(order).argsort()
         gradients = _Gradients(work, ordered)
         work.layout.set_training(work.module)
         moved, losses = train_by_rule(work, ordered, gradients)
@@ -221,7 +266,9 @@ def _refuse_what_cannot_be_mapped(module: nn.Module, layout: Layout) -> None:
     for name, layer in module.named_modules():
         changes = isinstance(layer, nn.modules.batchnorm._NormBase) and layer.track_running_stats  # pyright: ignore[reportPrivateUsage]
         if changes and name not in layout.resting:
-            raise CannotMapError(f"layer {name!r} ({type(layer).__name__}) changes its buffers in training")
+            raise CannotMapError(
+                f"layer {name!r} ({type(layer).__name__}) changes its buffers in training"
+            )
 
 
 class _Gradients:
@@ -231,14 +278,18 @@ class _Gradients:
         self._layout, self._module, self._mapped = work.layout, work.module, _Mapped(work)
         inputs, first_inputs = joined([job.inputs for job in jobs])
         targets, first_targets = joined([job.targets for job in jobs])
-        self._inputs, self._targets, device = inputs, targets, inputs.device
+        self._inputs = inputs
+        self._targets = targets
+        device = inputs.device
         self._first = torch.tensor([first_inputs, first_targets], device=device)[:, :, None]
         self._reached = torch.zeros(work.layout.n_parameters, dtype=torch.bool, device=device)
         names = _reached(work, work.models[jobs[0].row], jobs[0])
         for slot in work.layout.parameters:
             self._reached[slot.start : slot.stop] = slot.name in names
 
-    def __call__(self, models: Tensor, places: Places, batch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def __call__(
+        self, models: Tensor, places: Places, batch: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return gradients ``[k, D]``, losses ``[k]``, and which entries the loss depends on, ``[D]``."""
         x, y = (first[places] + batch for first in self._first)
         tensors = self._layout.unflatten(models)
@@ -254,9 +305,12 @@ class _Mapped:
     """The module's loss and gradients as functions of named tensors, each ``[k, ...]``."""
 
     def __init__(self, work: Workload) -> None:
-        module, task = work.module, work.task
+        module = work.module
+        task = work.task
 
-        def loss(trained: Named, others: Named, inputs: Tensor, targets: Tensor, *weights: Tensor) -> Tensor:
+        def loss(
+            trained: Named, others: Named, inputs: Tensor, targets: Tensor, *weights: Tensor
+        ) -> Tensor:
             with precision(work.spec, inputs.device):
                 outputs = functional_call(module, {**trained, **others}, (inputs,))
             return task.mean_loss(full(outputs), targets, *weights)
@@ -292,8 +346,8 @@ def _versions(module: nn.Module, others: Named) -> list[tuple[int, int]]:
 class _Stacked:
     """The models of n clients, tensor by tensor ``[n, ...]``, and what they pull towards.
 
-    ``reached`` names the parameters that the loss depends on: the others stay, and do not decay. ``mapped`` gives
-    gradients and losses of models ``[k, ...]``.
+    ``reached`` names the parameters that the loss depends on: the others stay, and do not decay.
+    ``mapped`` gives gradients and losses of models ``[k, ...]``.
     """
 
     def __init__(
@@ -307,25 +361,35 @@ class _Stacked:
     ) -> None:
         layout = work.layout
         self.models = start.clone()
-        self._sgd, self._reached, self._mapped, self._module = sgd, reached, mapped, work.module
+        self._sgd = sgd
+        self._reached = reached
+        self._mapped = mapped
+        self._module = work.module
         tensors = layout.unflatten(self.models)
         self._anchors = layout.unflatten(anchors)
-        self._trained = {slot.name: tensors[slot.name] for slot in layout.parameters}  # views of the models
+        # views of the models
+        self._trained = {slot.name: tensors[slot.name] for slot in layout.parameters}
         self._others = {slot.name: tensors[slot.name] for slot in layout.buffers}
-        self._velocity = {name: torch.zeros_like(p) for name, p in self._trained.items()} if sgd.momentum else {}
+        self._velocity = (
+            {name: torch.zeros_like(p) for name, p in self._trained.items()} if sgd.momentum else {}
+        )
 
     def step(self, places: Places, inputs: Tensor, targets: Tensor, *more: Any) -> Tensor:
         """Let some clients take a step on their batches ``[k, B, ...]``; return their losses before it, ``[k]``.
 
         What ``more`` the gradients are of, such as weights of examples ``[k, B]``, is passed on.
         """
-        sgd, trained = self._sgd, {name: p[places] for name, p in self._trained.items()}
+        sgd = self._sgd
+        trained = {name: p[places] for name, p in self._trained.items()}
         others = {name: b[places] for name, b in self._others.items()}
         with _refusing(self._module, others):
             gradients, losses = self._mapped(trained, others, inputs, targets, *more)
         gradients = {name: gradients[name] for name in self._reached}
         if mu := sgd.mu:
-            gradients = {name: g + mu * (trained[name] - self._anchors[name][places]) for name, g in gradients.items()}
+            gradients = {
+                name: g + mu * (trained[name] - self._anchors[name][places])
+                for name, g in gradients.items()
+            }
         scales = sgd.scales(gradients.values())
         for name, gradient in gradients.items():
             velocity = self._velocity[name][places] if sgd.momentum else None

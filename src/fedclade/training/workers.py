@@ -1,7 +1,7 @@
 """Clients side by side: one process for each core, each with one thread.
 
-On a CPU, convolutions and recurrent layers gain little from training clients together: they are near the machine's
-limit already when every core has a client of its own.
+On a CPU, convolutions and recurrent layers gain little from training clients together: they are
+near the machine's limit already when every core has a client of its own.
 """
 
 from __future__ import annotations
@@ -57,13 +57,15 @@ def cannot_fork(device: torch.device) -> str | None:
 def fork(work: Callable[[], None], others: Sequence[Connection] = ()) -> int:
     """Return the id of a new process that does some work and ends; raises OSError.
 
-    The work runs in the thread that is left of this process: torch may use one thread there, or those of a thread of
-    its own. Connections in ``others`` are closed there, so that the end of this process is the end of them.
+    The work runs in the thread that is left of this process: torch may use one thread there, or
+    those of a thread of its own. Connections in ``others`` are closed there, so that the end of
+    this process is the end of them.
     """
     sys.stdout.flush()
     sys.stderr.flush()
     with warnings.catch_warnings():
-        # Python warns of forking with threads, which may hold a lock. The child touches torch and its pipe alone.
+        # Python warns of forking with threads, which may hold a lock. The child touches torch and
+        # its pipe alone.
         warnings.simplefilter("ignore", DeprecationWarning)
         process = os.fork()
     if process:
@@ -105,7 +107,8 @@ def tried(attempt: Callable[[], str | None], limit: float) -> str | None:
 
     def work() -> None:
         _be_silent()
-        # OpenMP waits for ever for the parent's threads, which were not forked, but not in a thread that had none.
+        # OpenMP waits for ever for the parent's threads, which were not forked, but not in a thread
+        # that had none.
         thread = threading.Thread(target=report)
         thread.start()
         thread.join()
@@ -119,9 +122,14 @@ def tried(attempt: Callable[[], str | None], limit: float) -> str | None:
             theirs.close()
         try:
             ended = ours.poll(limit)
-            return ours.recv() if ended else f"the process that tried it did not end within {limit:.0f} s"
+            return (
+                ours.recv()
+                if ended
+                else f"the process that tried it did not end within {limit:.0f} s"
+            )
         except EOFError:
-            how, process = how_it_ended(process), 0
+            how = how_it_ended(process)
+            process = 0
             return f"the process that tried it died ({how})"
         finally:
             if process:
@@ -173,9 +181,9 @@ class _Chunk(NamedTuple):
 class WorkersEngine:
     """Trains clients in processes, as many as torch has threads, that are forked at the first use and kept.
 
-    They see the data and the module as these were when they were forked, at no cost; models and updates pass through
-    shared memory. Other data or another module make new processes. They end with the engine, or with this process.
-    Each trains its clients with one of :data:`INSIDE`.
+    They see the data and the module as these were when they were forked, at no cost; models and
+    updates pass through shared memory. Other data or another module make new processes. They end
+    with the engine, or with this process. Each trains its clients with one of :data:`INSIDE`.
     """
 
     def __init__(self, inside: str = "loop") -> None:
@@ -190,8 +198,8 @@ class WorkersEngine:
         Raises
         ------
         CannotTrainTogether
-            If this system or this process cannot fork, or optimizers keep their state; or if clients inside cannot be
-            stacked.
+            If this system or this process cannot fork, or optimizers keep their state; or if
+            clients inside cannot be stacked.
         EngineError
             If a process cannot be started, or dies.
         RuntimeError
@@ -207,9 +215,12 @@ class WorkersEngine:
             try:
                 self._pool = _WorkerPool(torch.get_num_threads(), self.inside, ordered)
             except OSError as error:  # too little memory, or too many processes
-                raise EngineError(f"worker processes cannot be started: {error}; use --engine loop") from error
+                raise EngineError(
+                    f"worker processes cannot be started: {error}; use --engine loop"
+                ) from error
         try:
-            updates, losses, busy = self._pool.train(ordered)  # shared memory, so not to be given away
+            # shared memory, so not to be given away
+            updates, losses, busy = self._pool.train(ordered)
         except BaseException:  # some processes may still be at it, and answer late
             self.stop()
             raise
@@ -228,8 +239,13 @@ class _WorkerPool:
     """The processes, and the memory that they share with this one."""
 
     def __init__(self, count: int, inside: str, work: Workload) -> None:
-        module, layout, models, jobs = work.module, work.layout, work.models, work.jobs
-        self._module, self._layout, self._task = module, layout, work.task
+        module = work.module
+        layout = work.layout
+        models = work.models
+        jobs = work.jobs
+        self._module = module
+        self._layout = layout
+        self._task = work.task
         # By address. The tensors are held, so that nothing else can come to lie there.
         storages = {_address(t): t for job in jobs for t in (job.inputs, job.targets)}
         self._storages = tuple(storages.values())
@@ -237,7 +253,9 @@ class _WorkerPool:
         # More rows than now: pages that nobody touches cost nothing.
         self._models = _shared(2 * max(len(models), len(jobs)), layout)
         self._updates = _shared(2 * len(jobs), layout)
-        self._at_once = clients_in_cache(hot_bytes(module, layout), threads=1) if inside == "stacked" else None
+        self._at_once = (
+            clients_in_cache(hot_bytes(module, layout), threads=1) if inside == "stacked" else None
+        )
         self._connections: list[Connection] = []
         self._processes: dict[Connection, int] = {}
         for _ in range(count):
@@ -257,7 +275,9 @@ class _WorkerPool:
             and len(self._connections) == torch.get_num_threads()
             and len(work.models) <= len(self._models)
             and len(work.jobs) <= len(self._updates)
-            and all(_address(t) in self._number for job in work.jobs for t in (job.inputs, job.targets))
+            and all(
+                _address(t) in self._number for job in work.jobs for t in (job.inputs, job.targets)
+            )
         )
 
     def train(self, work: Workload) -> tuple[Tensor, Tensor, float]:
@@ -265,7 +285,8 @@ class _WorkerPool:
         self._models[: len(work.models)] = work.models
         losses = torch.empty(len(work.jobs), dtype=torch.float64)
         chunks = self._chunks(work)
-        pending, seconds = deque(chunks), [0.0] * len(chunks)
+        pending = deque(chunks)
+        seconds = [0.0] * len(chunks)
         at_work: dict[Connection, _Chunk] = {}
         free = list(self._connections)
         while pending or at_work:
@@ -282,23 +303,36 @@ class _WorkerPool:
                 of_chunk, seconds[chunk.rows.start] = answer
                 losses[chunk.rows] = torch.tensor(of_chunk, dtype=torch.float64)
                 free.append(connection)
-        return self._updates[: len(work.jobs)], losses, _makespan(seconds, min(len(self._connections), cores()))
+        return (
+            self._updates[: len(work.jobs)],
+            losses,
+            _makespan(seconds, min(len(self._connections), cores())),
+        )
 
     def _chunks(self, work: Workload) -> list[_Chunk]:
-        n, processes = len(work.jobs), len(self._connections)
+        n = len(work.jobs)
+        processes = len(self._connections)
         rounds = CHUNKS_EACH if self._at_once is None else -(-n // (processes * self._at_once))
         count = min(n, processes * rounds)
         clients: list[_Client] = []
         for job in work.jobs:
             examples = self._place(job.inputs), self._place(job.targets)
-            weights = None if job.weights is None else job.weights.cpu().numpy()  # anew in every round
-            clients.append(_Client(job.row, job.anchor, *examples, job.generator.initial_seed(), weights))
+            # anew in every round
+            weights = None if job.weights is None else job.weights.cpu().numpy()
+            clients.append(
+                _Client(job.row, job.anchor, *examples, job.generator.initial_seed(), weights)
+            )
         common = len(work.models), work.spec, work.lr, work.fixed, work.private
         # Every so-many-th client of the sorted ones, so that no chunk has all the large ones.
         return [_Chunk(range(i, n, count), clients[i::count], *common) for i in range(count)]
 
     def _place(self, tensor: Tensor) -> _Place:
-        return self._number[_address(tensor)], int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride()
+        return (
+            self._number[_address(tensor)],
+            int(tensor.storage_offset()),
+            tuple(tensor.shape),
+            tensor.stride(),
+        )
 
     def _exchange(self, connection: Connection, chunk: _Chunk, send: bool) -> Any:
         """Send a process its chunk, or return its answer."""
@@ -307,8 +341,9 @@ class _WorkerPool:
         except (EOFError, OSError) as error:
             how = how_it_ended(self._processes.pop(connection))
             raise EngineError(
-                f"a worker process died ({how}) while it trained {len(chunk.clients)} clients; if the system ran out "
-                "of memory, use --engine loop, or fewer threads (OMP_NUM_THREADS)"
+                f"a worker process died ({how}) while it trained {len(chunk.clients)} clients; if "
+                "the system ran out of memory, use --engine loop, or fewer threads "
+                "(OMP_NUM_THREADS)"
             ) from error
 
     def _work(self, inside: str, connection: Connection) -> None:
@@ -332,13 +367,17 @@ class _WorkerPool:
             weights = None if client.weights is None else torch.from_numpy(client.weights)
             generator = torch.Generator().manual_seed(client.seed)
             jobs.append(Job(k, client.row, *examples, generator, client.anchor, weights))
-        models, todo = self._models[: chunk.n_models], (chunk.spec, chunk.lr, self._task, chunk.fixed)
+        models = self._models[: chunk.n_models]
+        todo = (chunk.spec, chunk.lr, self._task, chunk.fixed)
         work = Workload(self._module, self._layout, models, jobs, *todo, private=chunk.private)
         try:
-            _, losses = engine.train(work, self._updates[chunk.rows.start : chunk.rows.stop : chunk.rows.step])
+            _, losses = engine.train(
+                work, self._updates[chunk.rows.start : chunk.rows.stop : chunk.rows.step]
+            )
         except CannotTrainTogether as reason:
             return CannotTrainTogether(str(reason))
-        except Exception as error:  # whatever a user's module raises, in a class that the other side knows
+        except Exception as error:
+            # whatever a user's module raises, in a class that the other side knows
             return RuntimeError(f"{type(error).__name__}: {error}")
         return losses.tolist(), thread_time() - start
 

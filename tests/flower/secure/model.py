@@ -69,7 +69,11 @@ class Model:
         return len(self.views[client].members)
 
     def _needed(self, client: int) -> int:
-        return quorum(self._n(client), self.colluders) if self.rules.needs_quorum else self.colluders + 1
+        return (
+            quorum(self._n(client), self.colluders)
+            if self.rules.needs_quorum
+            else self.colluders + 1
+        )
 
     def _masks(self, client: int) -> bool:
         view = self.views[client]
@@ -104,11 +108,16 @@ class Model:
         if not self.rules.one_statement:
             return True
         view = self.views[client]
-        signers = sum(self._are_alike(client, other) and self.views[other].active == view.active for other in agreeing)
+        signers = sum(
+            self._are_alike(client, other) and self.views[other].active == view.active
+            for other in agreeing
+        )
         signers += sum(member not in self.views for member in view.active)
         return signers >= quorum(self._n(client), self.colluders)
 
-    def _has(self, dealer: int, masked: Sequence[int], giving: Collection[int], *, is_seed: bool) -> bool:
+    def _has(
+        self, dealer: int, masked: Sequence[int], giving: Collection[int], *, is_seed: bool
+    ) -> bool:
         """Return whether the server has enough shares of a client's seed or key."""
         count = sum(member not in self.views for member in self.views[dealer].members)
         for holder in giving:
@@ -158,7 +167,9 @@ def draw_model(draw: random.Random, honest: int, colluders: int, rules: Rules) -
     shown: dict[int, tuple[frozenset[int], frozenset[int]]] = {}
     for client in range(honest):
         members = draw.choice([each for each in lists if client in each] or [everybody])
-        dealt = draw.choice([each for each in dealt_of.get(members, []) if client in each] or [members])
+        dealt = draw.choice(
+            [each for each in dealt_of.get(members, []) if client in each] or [members]
+        )
         shown[client] = members, dealt
     views: dict[int, View] = {}
     active_of: dict[object, list[frozenset[int]]] = {}

@@ -75,7 +75,12 @@ class Party:
         deltas = torch.cat([self.update, beside])[None]
         one = torch.ones(1, dtype=torch.float64)
         return Updates(
-            ids=(self.client,), sizes=self.size * one, losses=self.loss * one, norms=one, n_parameters=D, deltas=deltas
+            ids=(self.client,),
+            sizes=self.size * one,
+            losses=self.loss * one,
+            norms=one,
+            n_parameters=D,
+            deltas=deltas,
         )
 
 
@@ -92,14 +97,18 @@ class Room:
     sums: int = 0
     asked: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
     seeds: dict[int, bytes] = field(default_factory=dict[int, bytes])
-    questions: dict[tuple[int, str], Content] = field(default_factory=dict[tuple[int, str], Content])
+    questions: dict[tuple[int, str], Content] = field(
+        default_factory=dict[tuple[int, str], Content]
+    )
     answers: dict[tuple[int, str], Content] = field(default_factory=dict[tuple[int, str], Content])
 
     @classmethod
     def of(cls, count: int, **settings: Any) -> Room:
         return cls({k: Party(k, size=10 + k, **settings) for k in range(count)})
 
-    def content(self, kind: str, values: Mapping[str, Any], vectors: Mapping[str, Array] | None = None) -> RecordDict:
+    def content(
+        self, kind: str, values: Mapping[str, Any], vectors: Mapping[str, Array] | None = None
+    ) -> RecordDict:
         return wire.record({"what": kind, **values, "layout": "l", "run": "r"}, vectors)
 
     def request(
@@ -119,7 +128,9 @@ class Room:
             try:
                 answer = self.parties[client].answer(question)
                 if what == "shares":
-                    self.seeds[client] = self.parties[client].state.config_records["fedclade.secure"]["seed"]  # pyright: ignore
+                    self.seeds[client] = self.parties[client].state.config_records[
+                        "fedclade.secure"
+                    ]["seed"]  # pyright: ignore
                 spoilt = self.spoilt.get((client, what), lambda honest: honest)(answer)
                 if spoilt is None:
                     raise UpdateError("dropped out")
@@ -153,7 +164,9 @@ class Room:
 
 def worded(honest: RecordDict, **values: Any) -> RecordDict:
     """Return an answer with other plain values."""
-    return RecordDict({**honest, "fedclade": ConfigRecord({**dict(honest.config_records["fedclade"]), **values})})
+    return RecordDict(
+        {**honest, "fedclade": ConfigRecord({**dict(honest.config_records["fedclade"]), **values})}
+    )
 
 
 def query_of(assignment: Sequence[int], **settings: Any) -> UpdateQuery:
@@ -165,7 +178,10 @@ def query_of(assignment: Sequence[int], **settings: Any) -> UpdateQuery:
 
 
 def setting_of(
-    rules: SecureRules = RULES, compared: Sketch | None = None, weight: float = math.inf, **settings: Any
+    rules: SecureRules = RULES,
+    compared: Sketch | None = None,
+    weight: float = math.inf,
+    **settings: Any,
 ) -> SecureAggregation:
     limiting = Limiting(Limits(weight), D, lambda: {k: 10 + k for k in range(9)})
     norms = NormsByRound(rules.norm or LONGEST)

@@ -11,7 +11,9 @@ from lying_server import View
 from secure_sums import ServerOfMembers
 
 
-@pytest.mark.parametrize("attack", ["neighbourhoods", "isolate", "grind", "replay", "twice", "roster", "collide"])
+@pytest.mark.parametrize(
+    "attack", ["neighbourhoods", "isolate", "grind", "replay", "twice", "roster", "collide"]
+)
 def test_an_attack_on_sums_fails(attack: str, tmp_path: Path):
     rows = [*getattr(secure_sums, f"try_{attack}")(tmp_path)]
     assert {row.attack.partition(",")[0] for row in rows} == {attack}

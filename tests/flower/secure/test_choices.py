@@ -33,16 +33,24 @@ def choose(client: ClientHandler, *models: torch.Tensor) -> Content:
 
 def test_a_choice_is_that_of_the_lowest_loss_and_one_number_alone(tmp_path: Path):
     client = handler_of(policy=CHOICE, folder=tmp_path)
-    assert choose(client, WORSE, MODEL).values == {"protocol": choose(client, MODEL).values["protocol"], "choice": 1}
+    assert choose(client, WORSE, MODEL).values == {
+        "protocol": choose(client, MODEL).values["protocol"],
+        "choice": 1,
+    }
     assert choose(client, torch.full_like(MODEL, math.nan), MODEL).values["choice"] == 1
     assert json.loads((tmp_path / "policy.json").read_text())["evaluations"] == 3
 
 
 def test_a_closed_client_discloses_no_choice_unless_its_policy_says_so(tmp_path: Path):
-    with pytest.raises(NotDisclosedError, match=r'the question .choose.: .* set disclose="choice" in its node config'):
+    with pytest.raises(
+        NotDisclosedError,
+        match=r'the question .choose.: .* set disclose="choice" in its node config',
+    ):
         choose(handler_of(policy=SECURE), MODEL, WORSE)
     assert choose(handler_of(), MODEL, WORSE).values["choice"] == 0
-    with pytest.raises(ConfigError, match="clients with differential privacy do not tell training losses"):
+    with pytest.raises(
+        ConfigError, match="clients with differential privacy do not tell training losses"
+    ):
         choose(private_client(tmp_path, replace(CHOICE, secure_aggregation=False)), MODEL, WORSE)
 
 
@@ -57,7 +65,9 @@ def test_choices_are_counted_as_scores_are():
 def test_a_choice_is_from_some_models_and_not_from_too_many():
     with pytest.raises(UpdateError, match="asked to choose from no model"):
         choose(handler_of(policy=CHOICE))
-    with pytest.raises(PolicyError, match=r"forbids 2 models in one question, at most 1 .max-models"):
+    with pytest.raises(
+        PolicyError, match=r"forbids 2 models in one question, at most 1 .max-models"
+    ):
         choose(handler_of(policy=replace(CHOICE, max_models=1)), MODEL, WORSE)
 
 
@@ -74,12 +84,16 @@ def test_ifca_by_choices_has_the_models_of_ifca_by_losses():
             torch.testing.assert_close(node.params, expected_node.params)
 
 
-def test_ifca_runs_under_secure_aggregation_where_clients_disclose_their_choice(caplog: pytest.LogCaptureFixture):
+def test_ifca_runs_under_secure_aggregation_where_clients_disclose_their_choice(
+    caplog: pytest.LogCaptureFixture,
+):
     run = secure_run(CHOOSING, {"disclose": "choice"})
     assert not reasons(run, of_training=True)
     assert "which of the models that it is sent has the lowest loss" in caplog.text
     assert 'only with disclose="choice" in its node config' in caplog.text
-    with pytest.raises(UpdateError, match=r'answers the question .choose.; .* set disclose="choice"'):
+    with pytest.raises(
+        UpdateError, match=r'answers the question .choose.; .* set disclose="choice"'
+    ):
         secure_run(CHOOSING, {})
 
 
@@ -89,9 +103,14 @@ def test_ifca_by_losses_stays_refused_under_secure_aggregation():
 
 
 def test_sets_of_models_compete_by_losses_only():
-    with pytest.raises(ConfigError, match=r"algorithm.restarts should be 1 with algorithm.reports = 'choice'.* got 2"):
+    with pytest.raises(
+        ConfigError,
+        match=r"algorithm.restarts should be 1 with algorithm.reports = 'choice'.* got 2",
+    ):
         IFCA(reports="choice", restarts=2)
-    with pytest.raises(ConfigError, match=r"algorithm.reports should be 'losses' or 'choice', got 'scores'"):
+    with pytest.raises(
+        ConfigError, match=r"algorithm.reports should be 'losses' or 'choice', got 'scores'"
+    ):
         IFCA(reports="scores")  # pyright: ignore[reportArgumentType]
 
 
@@ -99,7 +118,10 @@ def test_sets_of_models_compete_by_losses_only():
 def test_a_choice_that_is_none_leaves_its_client_out(choice: int):
     grid = grid_of(federation_of((0, 1, 0)))
     spoil(grid, 2, "choose", worded(choice=choice))
-    assert f"choice of model {choice}, expected one of 2, from 0" in reasons(federated(grid, CHOOSING, rounds=1))[2]
+    assert (
+        f"choice of model {choice}, expected one of 2, from 0"
+        in reasons(federated(grid, CHOOSING, rounds=1))[2]
+    )
 
 
 def test_flux_with_a_fixed_round_of_clustering_runs_where_clients_disclose_descriptors():
@@ -107,5 +129,7 @@ def test_flux_with_a_fixed_round_of_clustering_runs_where_clients_disclose_descr
     run = secure_run(FLUX(earliest=1, latest=1, components=2), config)
     assert not any("descriptors" in why for why in reasons(run, of_training=True).values())
     assert len(run.tree.leaves) > 1
-    with pytest.raises(ConfigError, match="FLUX asks each client for training accuracies and descriptors"):
+    with pytest.raises(
+        ConfigError, match="FLUX asks each client for training accuracies and descriptors"
+    ):
         secure_run(FLUX(), config)

@@ -30,14 +30,22 @@ def test_nothing_in_clear_depends_on_the_data_of_a_client(attack: str):
 def test_no_vector_of_the_attacks_moves_a_mean_further_than_c(attack: str):
     """The others' updates have half the norm C, as C is twice that of the rounds before."""
     numbers = Numbers(
-        clients=12, parameters=200, buffers=0, clip=2.0, clip_of_buffers=1.0, largest_weight=60, key=b"question"
+        clients=12,
+        parameters=200,
+        buffers=0,
+        clip=2.0,
+        clip_of_buffers=1.0,
+        largest_weight=60,
+        key=b"question",
     )
     update = torch.ones(200) / np.sqrt(200)
     honest = numbers.encode(Contribution(update=update, examples=60))
     sent = masked_sums.spoiled(attack, honest, numbers, update)
     total = (11 * honest.astype(np.int64) + sent) % 2**24
     if attack == "huge":
-        with pytest.raises(RejectedSumError, match="8 of the 8 check entries of the sum are not 12"):
+        with pytest.raises(
+            RejectedSumError, match="8 of the 8 check entries of the sum are not 12"
+        ):
             numbers.decode(total.astype(np.uint32), 12)
         return
     mean = numbers.decode(total.astype(np.uint32), 12)

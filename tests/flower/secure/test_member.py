@@ -61,9 +61,13 @@ def asked_of(room: Room, party: int, stage: str, **values: Any) -> None:
 def test_every_question_of_a_sum_is_answered_once(stage: str):
     room = Room.of(4)
     summed(room, [0] * 4)
-    with pytest.raises(UpdateError, match=rf"asked for the '{stage}' of a sum, which comes once and after"):
+    with pytest.raises(
+        UpdateError, match=rf"asked for the '{stage}' of a sum, which comes once and after"
+    ):
         asked(room, stage)
-    with pytest.raises(UpdateError, match=rf"asked for the '{stage}' of a sum that this client has no part in"):
+    with pytest.raises(
+        UpdateError, match=rf"asked for the '{stage}' of a sum that this client has no part in"
+    ):
         asked(room, stage, instance="another")
 
 
@@ -89,7 +93,10 @@ def test_a_client_begins_with_a_number_terms_and_a_key():
     room = Room.of(4)
     summed(room, [0] * 4)
     for values in ({"client": -1}, {"instance": "x"}):
-        with pytest.raises(UpdateError, match="takes part in a sum under a number, by terms of that sum, and with a k"):
+        with pytest.raises(
+            UpdateError,
+            match="takes part in a sum under a number, by terms of that sum, and with a k",
+        ):
             asked(room, "keys", **values)
     room.parties[0].state = None  # type: ignore[assignment]
     with pytest.raises(UpdateError, match="only if Flower keeps a state for it"):
@@ -143,7 +150,9 @@ def test_a_client_that_insists_on_sums_counts_only_others_that_do():
     room = Room.of(5)
     insisting(room, 0, 1)
     found = summed(room, [0] * 5)
-    assert found.left_out == dict.fromkeys((0, 1), f"left out of a sum {too_few_insist(2, client=0, least=3)}")
+    assert found.left_out == dict.fromkeys(
+        (0, 1), f"left out of a sum {too_few_insist(2, client=0, least=3)}"
+    )
     assert len(found.ids) == 3
     insisting(room, 2)
     assert not summed(room, [0] * 5).left_out
@@ -209,7 +218,9 @@ def test_nor_do_clients_that_insist_and_want_less():
     assert not [client for client, what in room.answers if what == "agree"]
     for client in range(3, 9):
         room.parties[client].state.config_records["fedclade.secure"]["stage"] = "masked"
-        with pytest.raises(UpdateError, match=re.escape(f"asked for a sum {too_few_insist(7, client=0, least=8)}")):
+        with pytest.raises(
+            UpdateError, match=re.escape(f"asked for a sum {too_few_insist(7, client=0, least=8)}")
+        ):
             asked_of(room, client, "agree", active=bitmap({0, *range(3, 9)}, range(9)))
 
 
@@ -225,7 +236,10 @@ def test_those_that_do_not_insist_count_among_the_colluders_where_others_do():
         "of network.secure_colluders, and the 4 without secure-aggregation=true in their node config: set it for all "
         "clients)"
     )
-    kept = [SumState(**dict(room.parties[client].state.config_records["fedclade.secure"])) for client in range(7)]
+    kept = [
+        SumState(**dict(room.parties[client].state.config_records["fedclade.secure"]))
+        for client in range(7)
+    ]
     assert {each.quorum for each in kept} == {each.graph.needed for each in kept} == {8}
 
 
@@ -233,11 +247,17 @@ def test_a_server_cannot_say_that_another_client_insists_on_sums():
     room = after("shares")
     with pytest.raises(UpdateError, match="client 1's keys for the sum are not signed by its key"):
         asked(room, "shares", min_honests=[0, 2, 2, 2, 0])
-    with pytest.raises(UpdateError, match=re.escape(f"asked for a sum {too_few_insist(1, client=1, least=3)}")):
+    with pytest.raises(
+        UpdateError, match=re.escape(f"asked for a sum {too_few_insist(1, client=1, least=3)}")
+    ):
         asked(room, "shares", min_honests=[0, 2, 0, 0, 0])
-    with pytest.raises(UpdateError, match=r"'min_honests' should be a list of int, got \[True, False, "):
+    with pytest.raises(
+        UpdateError, match=r"'min_honests' should be a list of int, got \[True, False, "
+    ):
         asked(room, "shares", min_honests=[True, False, False, False, False])
-    with pytest.raises(UpdateError, match=r"each client should be there once, .* with all of its keys"):
+    with pytest.raises(
+        UpdateError, match=r"each client should be there once, .* with all of its keys"
+    ):
         asked(room, "shares", min_honests=[0] * 4)
 
 
@@ -245,7 +265,8 @@ def test_a_server_cannot_say_that_another_client_insists_on_sums():
 def test_a_client_cannot_want_an_impossible_number_of_honest_ones(number: int):
     room = after("shares")
     with pytest.raises(
-        UpdateError, match=rf"a sum of at least {number} honest clients .*; expected 0, or 2 to 1048576"
+        UpdateError,
+        match=rf"a sum of at least {number} honest clients .*; expected 0, or 2 to 1048576",
     ):
         asked(room, "shares", min_honests=[0, number, 0, 0, 0])
     room = Room.of(4)
@@ -255,17 +276,25 @@ def test_a_client_cannot_want_an_impossible_number_of_honest_ones(number: int):
 
 def test_the_others_keys_are_those_of_the_group_and_all_different():
     room = after("shares")
-    told = {name: list(room.questions[0, "shares"].values[name]) for name in ("maskings", "sealings", "signers")}
+    told = {
+        name: list(room.questions[0, "shares"].values[name])
+        for name in ("maskings", "sealings", "signers")
+    }
     with pytest.raises(UpdateError, match="two clients of the sum show the same key"):
         asked(room, "shares", sealings=[told["sealings"][0], *[told["sealings"][1]] * 4])
-    with pytest.raises(UpdateError, match="the keys shown for the sum are not those of its 5 clients"):
+    with pytest.raises(
+        UpdateError, match="the keys shown for the sum are not those of its 5 clients"
+    ):
         asked(room, "shares", maskings=[told["maskings"][1], *told["maskings"][1:]])
     with pytest.raises(UpdateError, match="two clients of the sum show the same key"):
         asked(room, "shares", signers=[told["signers"][0], *[told["signers"][1]] * 4])
     with pytest.raises(UpdateError, match="client 1's keys for the sum are not signed by its key"):
         asked(room, "shares", sealings=[told["sealings"][0], bytes(33), *told["sealings"][2:]])
     for clients in ([0, 1, 2, 3, 3], [0, 1, 2, 4, 3], [0, 1, 2, 3]):
-        with pytest.raises(UpdateError, match=r"keys of clients .* each client should be there once, in ascending ord"):
+        with pytest.raises(
+            UpdateError,
+            match=r"keys of clients .* each client should be there once, in ascending ord",
+        ):
             asked(room, "shares", clients=clients)
     with pytest.raises(UpdateError, match="'clients' should be a list of int, got 'all'"):
         asked(room, "shares", clients="all")
@@ -274,16 +303,22 @@ def test_the_others_keys_are_those_of_the_group_and_all_different():
 def test_what_is_trained_is_what_all_have_agreed_on():
     """Or a server could send the others models of which it knows the updates."""
     room = after("masked")
-    with pytest.raises(UpdateError, match="asked to train something else than the terms of the sum say"):
+    with pytest.raises(
+        UpdateError, match="asked to train something else than the terms of the sum say"
+    ):
         asked(room, "masked", seed=7)
     question = room.questions[0, "masked"]
     other = {"model": wire.raw_vector(room.parties[0].update).data}
-    with pytest.raises(UpdateError, match="asked to train something else than the terms of the sum say"):
+    with pytest.raises(
+        UpdateError, match="asked to train something else than the terms of the sum say"
+    ):
         room.parties[0].answer(replace(question, vectors=other))
 
 
 @pytest.mark.parametrize("differ", ["nothing", "terms", "list"])
-def test_masks_of_clients_that_were_told_different_things_do_not_cancel(differ: str, monkeypatch: pytest.MonkeyPatch):
+def test_masks_of_clients_that_were_told_different_things_do_not_cancel(
+    differ: str, monkeypatch: pytest.MonkeyPatch
+):
     """A server that tells client 0 other terms than the rest gets noise, even if it has everybody's seed."""
     room = Room.of(4)
     honest, terms_of = room.parties[0].answer, dict[int, Terms]()
@@ -301,7 +336,9 @@ def test_masks_of_clients_that_were_told_different_things_do_not_cancel(differ: 
         return honest(content)
 
     room.parties[0].answer = told  # type: ignore[method-assign]
-    monkeypatch.setattr(Advert, "check", lambda *_: None)  # of a server, or of a client, that does not care
+    monkeypatch.setattr(
+        Advert, "check", lambda *_: None
+    )  # of a server, or of a client, that does not care
     monkeypatch.setattr(server, "is_signed", lambda *_: True)
     for client in range(4):
         room.drop(client, "agree")
@@ -339,22 +376,38 @@ def test_shares_of_another_list_are_not_read():
 
 def test_shares_are_taken_from_those_of_the_group_once():
     room = after("masked")
-    ciphertexts, promises = (room.questions[0, "masked"].values[name] for name in ("ciphertexts", "promises"))
+    ciphertexts, promises = (
+        room.questions[0, "masked"].values[name] for name in ("ciphertexts", "promises")
+    )
     whole = {"ciphertexts": ciphertexts, "promises": promises}
-    for wrong in ({"sources": [1, 1, 2, 3], **whole}, {"sources": [1, 2, 4, 3], **whole}, {"promises": promises[:3]}):
+    for wrong in (
+        {"sources": [1, 1, 2, 3], **whole},
+        {"sources": [1, 2, 4, 3], **whole},
+        {"promises": promises[:3]},
+    ):
         with pytest.raises(
-            UpdateError, match=r"got shares of .*, expected some of \[1, 2, 3, 4\], each once and in ord"
+            UpdateError,
+            match=r"got shares of .*, expected some of \[1, 2, 3, 4\], each once and in ord",
         ):
             asked(room, "masked", **wrong)
-    with pytest.raises(UpdateError, match=r"got shares of \[1, 2, 3\], expected some of \[1, 2, 3, 4\]"):
+    with pytest.raises(
+        UpdateError, match=r"got shares of \[1, 2, 3\], expected some of \[1, 2, 3, 4\]"
+    ):
         asked(room, "masked", sources=[1, 2, 3], ciphertexts=ciphertexts[:3], promises=promises[:3])
-    with pytest.raises(UpdateError, match="asked to mask for a sum in which this client's own shares are not dealt"):
+    with pytest.raises(
+        UpdateError, match="asked to mask for a sum in which this client's own shares are not dealt"
+    ):
         asked(room, "masked", dealt=bitmap({1, 2, 3, 4}, range(5)))
     few = {"sources": [1], "ciphertexts": ciphertexts[:1], "promises": promises[:1]}
-    with pytest.raises(UpdateError, match="2 of those that hold this client's shares have dealt shares, and 4 are nee"):
+    with pytest.raises(
+        UpdateError,
+        match="2 of those that hold this client's shares have dealt shares, and 4 are nee",
+    ):
         asked(room, "masked", dealt=bitmap({0, 1}, range(5)), **few)
     for bits in (b"", bytes(2), b"\xff"):
-        with pytest.raises(UpdateError, match=rf"a bitmap of {len(bits)} bytes is none of 5 clients"):
+        with pytest.raises(
+            UpdateError, match=rf"a bitmap of {len(bits)} bytes is none of 5 clients"
+        ):
             asked(room, "masked", dealt=bits)
 
 
@@ -362,18 +415,26 @@ def test_a_client_agrees_to_one_sum_of_those_that_masked_as_it_did():
     room = after("agree")
     told = room.questions[0, "agree"].values
     digests, signatures = list(told["digests"]), list(told["signatures"])
-    with pytest.raises(UpdateError, match="asked for shares of a sum that this client's update is not in"):
+    with pytest.raises(
+        UpdateError, match="asked for shares of a sum that this client's update is not in"
+    ):
         asked(room, "agree", active=bitmap({1, 2, 3, 4}, range(5)))
-    with pytest.raises(UpdateError, match="asked to unmask a sum of 3 clients, and at least 4 are needed"):
+    with pytest.raises(
+        UpdateError, match="asked to unmask a sum of 3 clients, and at least 4 are needed"
+    ):
         asked(room, "agree", active=bitmap({0, 1, 2}, range(5)))
     with pytest.raises(UpdateError, match="got what 3 clients have signed, expected 4"):
         asked(room, "agree", signatures=signatures[:3])
     for name, values in (("digests", digests), ("signatures", signatures)):
         changed = [*values[:2], bytes([values[2][0] ^ 1, *values[2][1:]]), values[3]]
-        with pytest.raises(UpdateError, match="client 3 has not masked for the same clients as this one"):
+        with pytest.raises(
+            UpdateError, match="client 3 has not masked for the same clients as this one"
+        ):
             asked(room, "agree", **{name: changed})
     asked(room, "agree")
-    with pytest.raises(UpdateError, match="asked for the 'agree' of a sum, which comes once and after 'masked'"):
+    with pytest.raises(
+        UpdateError, match="asked for the 'agree' of a sum, which comes once and after 'masked'"
+    ):
         asked(room, "agree", active=bitmap({0, 1, 2, 3}, range(5)))
 
 
@@ -384,7 +445,9 @@ def test_only_those_that_dealt_shares_are_added_up():
         room.drop(client, "agree")
     summed(room, [0] * 6)
     room.parties[0].state.config_records["fedclade.secure"]["stage"] = "masked"
-    with pytest.raises(UpdateError, match=r"asked to agree to a sum with clients that dealt no shares: \[5\]"):
+    with pytest.raises(
+        UpdateError, match=r"asked to agree to a sum with clients that dealt no shares: \[5\]"
+    ):
         asked(room, "agree", active=bitmap({0, 1, 2, 3, 4, 5}, range(6)))
 
 
@@ -398,7 +461,9 @@ def test_shares_are_given_if_enough_agree_to_the_same_sum():
         asked(room, "unmask", clients=clients[:3], signatures=signatures[:3])
     twice = {"clients": [*clients[:3], clients[0]], "signatures": [*signatures[:3], signatures[0]]}
     for wrong in (twice, {"clients": [0, 1, 2, 9]}, {"signatures": signatures[:3]}):
-        with pytest.raises(UpdateError, match=r"clients .* should agree to a sum of \[0, 1, 2, 3, 4\], each once"):
+        with pytest.raises(
+            UpdateError, match=r"clients .* should agree to a sum of \[0, 1, 2, 3, 4\], each once"
+        ):
             asked(room, "unmask", **wrong)
     other = room.parties[3].key.private.sign(b"another sum")
     with pytest.raises(UpdateError, match="client 3 has not agreed to the same sum as this one"):
@@ -426,7 +491,14 @@ def test_a_question_is_answered_for_one_sum(has_folder: bool, tmp_path: Path):
     assert summed(room, [0] * 4).left_out[2] == (
         "this client has begun 3 sums of this training question already, and begins no more; ask with another seed"
     )
-    assert len(summed(room, [0] * 4, query=query_of([0] * 4, round=Round(2, LocalTraining(lr=0.1)))).ids) == 0
+    assert (
+        len(
+            summed(
+                room, [0] * 4, query=query_of([0] * 4, round=Round(2, LocalTraining(lr=0.1)))
+            ).ids
+        )
+        == 0
+    )
     room.spoilt.clear()
     assert len(summed(room, [0] * 4).ids) == 4
 
@@ -449,7 +521,10 @@ def test_two_messages_that_come_together_are_answered_once(stage: str, tmp_path:
     summed(room, [0] * 4)
     room.parties[0].answer = answer  # type: ignore[method-assign]
     room.parties[0].state = before[stage]
-    with pytest.raises(UpdateError, match=rf"asked for the '{stage}' of a sum twice, or of a sum that is over|already"):
+    with pytest.raises(
+        UpdateError,
+        match=rf"asked for the '{stage}' of a sum twice, or of a sum that is over|already",
+    ):
         asked(room, stage)
 
 
@@ -478,7 +553,9 @@ def test_two_processes_of_one_client_open_one_sum(tmp_path: Path):
 )
 def test_a_damaged_list_of_sums_stops_the_client(damage: str, tmp_path: Path):
     (tmp_path / "sums.json").write_text(damage)
-    with pytest.raises(PolicyError, match=r"sums.json, the list of the sums .* is damaged, so nothing leaves it"):
+    with pytest.raises(
+        PolicyError, match=r"sums.json, the list of the sums .* is damaged, so nothing leaves it"
+    ):
         SpentQuestions(tmp_path).begin("question", None)
 
 

@@ -32,7 +32,9 @@ def test_no_strategy_of_a_lying_server_opens_a_small_sum(honest: int, colluders:
 
 
 @pytest.mark.parametrize(("honest", "colluders"), [(5, 1), (7, 2)])
-def test_nor_a_single_update_where_one_more_share_than_colluders_opens_a_secret(honest: int, colluders: int):
+def test_nor_a_single_update_where_one_more_share_than_colluders_opens_a_secret(
+    honest: int, colluders: int
+):
     smallest, opened = smallest_sum(honest, colluders, Rules(needs_quorum=False), 500)
     assert opened > 10
     assert smallest > 1

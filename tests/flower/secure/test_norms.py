@@ -14,7 +14,13 @@ from fedclade.flower.secure.secrets import ClusterSum
 
 def sum_with(norm: float, norm_of_buffers: float = 1.0) -> ClusterSum:
     return ClusterSum(
-        total=torch.zeros(1), weight=1.0, clients=3, loss=0.0, norm=norm, norm_of_buffers=norm_of_buffers, clipped=0
+        total=torch.zeros(1),
+        weight=1.0,
+        clients=3,
+        loss=0.0,
+        norm=norm,
+        norm_of_buffers=norm_of_buffers,
+        clipped=0,
     )
 
 
@@ -89,7 +95,9 @@ def test_a_resumed_run_goes_on_with_c_of_its_next_round(tmp_path: Path):
 )
 def test_a_damaged_file_is_an_error(tmp_path: Path, text: str):
     (tmp_path / NORMS).write_text(text)
-    with pytest.raises(RunError, match=rf"{NORMS} is damaged .*; restore it, or name another run folder"):
+    with pytest.raises(
+        RunError, match=rf"{NORMS} is damaged .*; restore it, or name another run folder"
+    ):
         NormsByRound(10.0, tmp_path)
 
 

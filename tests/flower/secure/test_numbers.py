@@ -49,7 +49,10 @@ def numbers_of(**changes: Any) -> Numbers:
 def update_of(seed: int, norm: float = 1.0, norm_of_buffers: float = 1.0) -> Tensor:
     draw = torch.Generator().manual_seed(seed)
     parts = torch.randn(D, generator=draw), torch.randn(BUFFERS, generator=draw)
-    scaled = [part / part.norm() * wanted for part, wanted in zip(parts, (norm, norm_of_buffers), strict=True)]
+    scaled = [
+        part / part.norm() * wanted
+        for part, wanted in zip(parts, (norm, norm_of_buffers), strict=True)
+    ]
     return torch.cat(scaled)
 
 
@@ -79,7 +82,9 @@ def test_a_sum_comes_out_weighted_with_the_figures_of_its_cluster():
     assert found.weight == pytest.approx(257, abs=1e-9)
     assert found.loss == pytest.approx(float(np.dot(weights, losses)) / 257, abs=1e-5)
     assert found.norm == pytest.approx(math.sqrt(np.mean([0.25**2, 0.5**2, 0.75**2, 1])), rel=1e-4)
-    assert found.norm_of_buffers == pytest.approx(math.sqrt(np.mean([0.5**2, 1, 1.5**2, 4])), rel=1e-4)
+    assert found.norm_of_buffers == pytest.approx(
+        math.sqrt(np.mean([0.5**2, 1, 1.5**2, 4])), rel=1e-4
+    )
     assert (found.clients, found.clipped) == (4, 0)
 
 
@@ -113,7 +118,9 @@ def test_a_longer_update_is_shortened_and_counted():
         {"loss": math.inf},
     ],
 )
-def test_what_is_not_finite_counts_nothing_and_its_vector_looks_like_any_other(changes: dict[str, Any]):
+def test_what_is_not_finite_counts_nothing_and_its_vector_looks_like_any_other(
+    changes: dict[str, Any],
+):
     numbers = numbers_of()
     usable = Contribution(update=update_of(0), examples=60, loss=1.5)
     unusable = replace(usable, **changes)
@@ -148,7 +155,9 @@ def test_the_largest_contributions_never_overflow(clients: int, data: st.DataObj
     loss = data.draw(st.sampled_from([-1e30, 1e30]))
     vector = numbers.encode(Contribution(update=update, examples=1000, loss=loss))
     found = numbers.decode(total_of([vector] * clients), clients)
-    assert error_of(found.total / found.weight, update.double() / update.norm() * numbers.clip) < 1e-5
+    assert (
+        error_of(found.total / found.weight, update.double() / update.norm() * numbers.clip) < 1e-5
+    )
     assert found.loss == pytest.approx(math.copysign(numbers.steps, loss), rel=0.5)
 
 
@@ -156,7 +165,10 @@ def test_a_sum_with_noise_in_it_is_rejected():
     numbers = numbers_of()
     honest = [numbers.encode(Contribution(update=update_of(k), examples=100)) for k in range(4)]
     noise = np.random.default_rng(0).integers(0, 2**24, numbers.length).astype(np.uint32)
-    with pytest.raises(RejectedSumError, match="8 of the 8 check entries of the sum are not 5, its number of clients"):
+    with pytest.raises(
+        RejectedSumError,
+        match="8 of the 8 check entries of the sum are not 5, its number of clients",
+    ):
         numbers.decode(total_of([*honest, noise]), 5)
     with pytest.raises(RejectedSumError, match="8 of the 8 check entries of the sum are not 5"):
         numbers.decode(total_of(honest), 5)
@@ -166,14 +178,20 @@ def test_a_sum_with_noise_in_it_is_rejected():
     ("place", "value", "why"),
     [
         (0, 1, "1 of the 8 check entries of the sum are not 3"),
-        (WEIGHT, 10**6, "the weight of the sum is .*, and 3 clients that keep to the protocol come to 0 to 300"),
+        (
+            WEIGHT,
+            10**6,
+            "the weight of the sum is .*, and 3 clients that keep to the protocol come to 0 to 300",
+        ),
         (WEIGHT, -301, "the weight of the sum is -1"),
         (LOSS_FRACTION, -LARGEST_SUM // 2, "the fraction of the loss of the sum is -"),
         (SQUARED_NORM, -LARGEST_SUM // 2, "the squared norm of the sum is -"),
         (-1, LARGEST_SUM, "1 of 512 entries of the update are larger than 3 updates can come to"),
     ],
 )
-def test_a_figure_that_honest_clients_cannot_have_made_rejects_the_sum(place: int, value: int, why: str):
+def test_a_figure_that_honest_clients_cannot_have_made_rejects_the_sum(
+    place: int, value: int, why: str
+):
     numbers = numbers_of()
     vectors = [numbers.encode(Contribution(update=update_of(k), examples=100)) for k in range(3)]
     total = total_of(vectors)
@@ -190,7 +208,9 @@ def test_a_malicious_client_cannot_make_a_mean_longer_than_c(part: str):
     clip = numbers.clip if part == "update" else numbers.clip_of_buffers
     honest = [numbers.encode(Contribution(update=update_of(k), examples=100)) for k in range(4)]
     lie = update_of(9, norm=1.0, norm_of_buffers=1.0)
-    larger = numbers_of(clip=100.0, clip_of_buffers=100.0)  # the steps of its update are these times as large
+    larger = numbers_of(
+        clip=100.0, clip_of_buffers=100.0
+    )  # the steps of its update are these times as large
     where = slice(0, -TAIL - BUFFERS) if part == "update" else slice(-TAIL - BUFFERS, -TAIL)
 
     def attack(norm: float) -> Masked:
@@ -200,7 +220,10 @@ def test_a_malicious_client_cannot_make_a_mean_longer_than_c(part: str):
         vector[where] = np.rint(signed * (100.0 / clip)).astype(np.int64) % 2**24
         return total_of([*honest, vector])
 
-    with pytest.raises(RejectedSumError, match=rf"the mean {part} has norm .*, and none of its clients may send one"):
+    with pytest.raises(
+        RejectedSumError,
+        match=rf"the mean {part} has norm .*, and none of its clients may send one",
+    ):
         numbers.decode(attack(5.5 * clip), 5)
     found = numbers.decode(attack(3.0 * clip), 5)
     mean = found.total / found.weight
@@ -211,7 +234,9 @@ def test_a_malicious_client_cannot_make_a_mean_longer_than_c(part: str):
 def test_a_small_weight_does_not_make_a_sum_of_honest_clients_longer_than_allowed():
     numbers = numbers_of(largest_weight=10**9, clients=1000)
     update = update_of(0, norm=2.0)
-    vectors = [numbers.encode(Contribution(update=update, examples=examples)) for examples in (1, 2, 10**4)]
+    vectors = [
+        numbers.encode(Contribution(update=update, examples=examples)) for examples in (1, 2, 10**4)
+    ]
     assert numbers.decode(total_of(vectors), 3).clients == 3
 
 
@@ -238,7 +263,9 @@ def test_a_rotation_spreads_one_entry_over_all(size: int):
 @pytest.mark.parametrize("order", [1, 2, 8, 64])
 def test_the_fast_transform_is_the_hadamard_matrix(order: int):
     rows = np.random.default_rng(0).normal(size=(3, order))
-    np.testing.assert_allclose(hadamard(rows), rows @ hadamard_matrix(order) / math.sqrt(order), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(
+        hadamard(rows), rows @ hadamard_matrix(order) / math.sqrt(order), rtol=0, atol=1e-12
+    )
 
 
 def test_numbers_travel_in_three_bytes():

@@ -36,11 +36,17 @@ def exact_risk(clients: int, colluders: int, holders: int, needed: int) -> Fract
     sizes = range(1, honest // 2 + 1)
     chances = [exact_tail(clients - 1, size - 1 + colluders, holders, needed) for size in sizes]
     return sum(
-        (math.comb(honest, size) * chance**size for size, chance in zip(sizes, chances, strict=True)), Fraction(0)
+        (
+            math.comb(honest, size) * chance**size
+            for size, chance in zip(sizes, chances, strict=True)
+        ),
+        Fraction(0),
     )
 
 
-@pytest.mark.parametrize(("clients", "colluders", "holders"), [(9, 1, 5), (12, 3, 8), (20, 2, 9), (70, 5, 20)])
+@pytest.mark.parametrize(
+    ("clients", "colluders", "holders"), [(9, 1, 5), (12, 3, 8), (20, 2, 9), (70, 5, 20)]
+)
 def test_the_bound_on_the_risk_is_the_exact_sum(clients: int, colluders: int, holders: int):
     for needed in range(1, holders + 1):
         exact = exact_risk(clients, colluders, holders, needed)
@@ -61,7 +67,13 @@ def test_tails_are_those_of_the_hypergeometric_distribution():
 
 @pytest.mark.parametrize(
     ("clients", "colluders", "holders", "needed"),
-    [(70, 1, 21, 14), (100, 10, 28, 19), (200, 20, 32, 21), (1000, 50, 38, 23), (1000, 100, 48, 32)],
+    [
+        (70, 1, 21, 14),
+        (100, 10, 28, 19),
+        (200, 20, 32, 21),
+        (1000, 50, 38, 23),
+        (1000, 100, 48, 32),
+    ],
 )
 def test_as_few_shares_are_needed_as_keep_honest_clients_together(
     clients: int, colluders: int, holders: int, needed: int
@@ -93,5 +105,7 @@ def test_short_lists_and_few_neighbours_make_a_complete_graph():
     assert Graph.of(64, 1, 30) == Graph(0, quorum(64, 1))
     assert Graph.of(70, 1, 0) == Graph(0, quorum(70, 1))
     assert Graph.of(70, 1, 21) == Graph(21, 14)
-    assert Graph.of(70, 1, 3) == Graph(0, quorum(70, 1))  # three cannot keep honest clients together
+    assert Graph.of(70, 1, 3) == Graph(
+        0, quorum(70, 1)
+    )  # three cannot keep honest clients together
     assert Graph.of(70, 1, 69) == Graph(0, quorum(70, 1))

@@ -63,7 +63,9 @@ def test_sealed_shares_are_read_on_their_way_in_their_sum_alone():
     assert unseal(shared, (SCOPE[1], SCOPE[0]), (1, 2), sealed) is None
     for damaged in (b"", sealed[:13], sealed[:-1], bytes([sealed[0] ^ 1]) + sealed[1:]):
         assert unseal(shared, SCOPE, (1, 2), damaged) is None
-    assert unseal(shared, SCOPE, (1, 2), seal(shared, SCOPE, (1, 2), shares=(bytes(200), b""))) is None
+    assert (
+        unseal(shared, SCOPE, (1, 2), seal(shared, SCOPE, (1, 2), shares=(bytes(200), b""))) is None
+    )
 
 
 def test_a_secret_is_put_together_from_any_shares_that_are_enough():
@@ -112,13 +114,17 @@ def test_a_bitmap_names_members_in_one_way():
     assert bits == b"\x81\x01"
     assert read_bitmap(bits, members) == [2, 19, 23]
     for wrong in (b"\x81", b"\x81\x03", b"\x81\x01\x00"):
-        with pytest.raises(UpdateError, match=rf"a bitmap of {len(wrong)} bytes is none of 9 clients"):
+        with pytest.raises(
+            UpdateError, match=rf"a bitmap of {len(wrong)} bytes is none of 9 clients"
+        ):
             read_bitmap(wrong, members)
 
 
 def test_a_client_draws_its_holders_among_all_others():
     members = list(range(100, 200))
-    assert draw_holders(120, members, Graph(0, 51)) == [member for member in members if member != 120]
+    assert draw_holders(120, members, Graph(0, 51)) == [
+        member for member in members if member != 120
+    ]
     draws = [draw_holders(120, members, Graph(22, 14)) for _ in range(60)]
     assert all(sorted({*draw}) == draw and len(draw) == 22 and 120 not in draw for draw in draws)
     assert {member for draw in draws for member in draw} == {*members} - {120}

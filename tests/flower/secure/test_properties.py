@@ -27,7 +27,10 @@ from tests.flower.secure.sums import RULES, Room, setting_of, summed, worded
 
 FEWEST = RULES.fewest
 SLOWLY = settings(
-    max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
+    max_examples=5,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    derandomize=True,
 )
 
 
@@ -61,7 +64,9 @@ def noting() -> Iterator[Noted]:
 def check_exact(updates: Updates, noted: Noted) -> None:
     """Check that the server got the exact sum of those in it, or none and a reason for each client."""
     if updates.ids:
-        exact = sum((noted.numbers[client] for client in updates.ids), np.zeros_like(noted.sums[-1]))
+        exact = sum(
+            (noted.numbers[client] for client in updates.ids), np.zeros_like(noted.sums[-1])
+        )
         assert (noted.sums[-1] == exact % MODULUS).all()
 
 
@@ -91,9 +96,13 @@ def test_whoever_drops_out_the_sum_is_exact_or_there_is_none(stages: list[str | 
     assert {*updates.ids} | {*updates.left_out} == {*gone}
 
 
-def flipped(values: Mapping[str, Any], vectors: Mapping[str, bytes], draw: Any) -> tuple[dict[str, Any], bytes | None]:
+def flipped(
+    values: Mapping[str, Any], vectors: Mapping[str, bytes], draw: Any
+) -> tuple[dict[str, Any], bytes | None]:
     """Return values with one bit changed, or another masked vector."""
-    names = sorted(name for name, value in values.items() if isinstance(value, bytes) or _is_of_bytes(value))
+    names = sorted(
+        name for name, value in values.items() if isinstance(value, bytes) or _is_of_bytes(value)
+    )
     name = draw.draw(st.sampled_from([*names, *(["masked"] if "masked" in vectors else [])]))
     whole = vectors["masked"] if name == "masked" else values[name]
     place = draw.draw(st.integers(0, len(whole) - 1)) if isinstance(whole, list) else None
@@ -108,7 +117,11 @@ def flipped(values: Mapping[str, Any], vectors: Mapping[str, bytes], draw: Any) 
 
 
 def _is_of_bytes(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(each, bytes) and each for each in value)
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(each, bytes) and each for each in value)
+    )
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -120,10 +133,14 @@ def test_a_changed_bit_of_an_answer_gives_the_same_sum_or_none(stage: str, draw:
     def change(honest: RecordDict) -> RecordDict:
         content = Content.of(honest)
         values, vector = flipped(content.values, content.vectors, draw)
-        changed = worded(honest, **{name: value for name, value in values.items() if name != "protocol"})
+        changed = worded(
+            honest, **{name: value for name, value in values.items() if name != "protocol"}
+        )
         if vector is None:
             return changed
-        return RecordDict({**changed, "vectors": ArrayRecord({"masked": wire.raw(vector, "uint8", len(vector))})})
+        return RecordDict(
+            {**changed, "vectors": ArrayRecord({"masked": wire.raw(vector, "uint8", len(vector))})}
+        )
 
     room.spoilt[2, stage] = change
     with noting() as noted:
@@ -152,17 +169,23 @@ def test_a_changed_bit_of_a_question_gives_the_same_sum_or_none(stage: str, draw
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_the_sum_of_a_sparse_graph_is_exact_whoever_drops_out(stage: str, monkeypatch: pytest.MonkeyPatch):
+def test_the_sum_of_a_sparse_graph_is_exact_whoever_drops_out(
+    stage: str, monkeypatch: pytest.MonkeyPatch
+):
     """With a graph that is sparse already for eleven clients, of which seven hold a client's shares."""
     monkeypatch.setattr(Graph, "of", lambda *_: Graph(7, 5))
     room = Room.of(11)
     room.drop(4, stage)
     with noting() as noted:
         updates = summed(room, [0] * 11)
-    assert updates.ids == tuple(client for client in range(11) if client != 4 or stage in ("agree", "unmask"))
+    assert updates.ids == tuple(
+        client for client in range(11) if client != 4 or stage in ("agree", "unmask")
+    )
     check_exact(updates, noted)
     assert len(room.answers[9, "shares"].values["clients"]) == 7
-    assert any(len(room.questions[client, "masked"].values["sources"]) < 9 for client in (0, 1, 2, 3))
+    assert any(
+        len(room.questions[client, "masked"].values["sources"]) < 9 for client in (0, 1, 2, 3)
+    )
 
 
 @pytest.mark.slow
@@ -179,7 +202,9 @@ def test_a_long_list_has_a_sparse_graph():
     assert len(room.answers[9, "shares"].values["clients"]) == holders < count - 1
 
 
-def test_in_a_sparse_graph_a_client_masks_with_few_and_needs_its_own_holders(monkeypatch: pytest.MonkeyPatch):
+def test_in_a_sparse_graph_a_client_masks_with_few_and_needs_its_own_holders(
+    monkeypatch: pytest.MonkeyPatch,
+):
     """A server that names a client as everybody's holder, or shows it a D without its holders, gets nothing."""
     monkeypatch.setattr(Graph, "of", lambda *_: Graph(2, 2))
     room = Room.of(11)
@@ -194,7 +219,12 @@ def test_in_a_sparse_graph_a_client_masks_with_few_and_needs_its_own_holders(mon
         dealt = {"sources": others, "ciphertexts": [b""] * 9, "promises": [b""] * 9}
         holders = room.answers[0, "shares"].values["clients"]
         without = {member for member in range(11) if member not in holders}
-        few = {"sources": [], "ciphertexts": [], "promises": [], "dealt": bitmap(without, range(11))}
+        few = {
+            "sources": [],
+            "ciphertexts": [],
+            "promises": [],
+            "dealt": bitmap(without, range(11)),
+        }
         for wrong in (dealt, few):
             with pytest.raises(UpdateError) as error:
                 honest(replace(content, values={**content.values, **wrong}))

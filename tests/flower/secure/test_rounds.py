@@ -14,7 +14,15 @@ from flwr.common.secure_aggregation.crypto.shamir import create_shares
 
 from fedclade import LocalTraining
 from fedclade.channel import CountSketch
-from fedclade.core import ConfigError, Mixture, PolicyError, Round, SumClipped, SumRejected, SumUnguarded
+from fedclade.core import (
+    ConfigError,
+    Mixture,
+    PolicyError,
+    Round,
+    SumClipped,
+    SumRejected,
+    SumUnguarded,
+)
 from fedclade.flower import wire
 from fedclade.flower.policy import Policy
 from fedclade.flower.secure import member
@@ -75,7 +83,9 @@ def test_clients_have_the_figures_of_their_cluster_and_none_of_their_own():
         losses = torch.tensor([0.25 * k for k in clients], dtype=torch.float64)
         wanted = (updates.sizes, sizes.mean()), (updates.norms, norms.square().mean().sqrt())
         for found, value in (*wanted, (updates.losses, sizes @ losses / sizes.sum())):
-            torch.testing.assert_close(found[clients], value.repeat(len(clients)), rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(
+                found[clients], value.repeat(len(clients)), rtol=1e-5, atol=1e-5
+            )
     assert math.isnan(float(summed(room, [0] * 7, setting_of(withholds_losses=True)).losses[0]))
 
 
@@ -159,7 +169,9 @@ def no_shares(honest: RecordDict) -> RecordDict:
     return worded(honest, shares=[b""] * len(honest.config_records["fedclade"]["shares"]))  # pyright: ignore
 
 
-@pytest.mark.parametrize("lie", [other_shares, no_shares, lambda honest: worded(honest, shares=[b"\1"] * 9)])
+@pytest.mark.parametrize(
+    "lie", [other_shares, no_shares, lambda honest: worded(honest, shares=[b"\1"] * 9)]
+)
 @pytest.mark.parametrize("gone", [None, 5])
 def test_as_many_holders_may_lie_as_need_not_be_there(lie: Spoil, gone: int | None):
     """Of nine holders six are needed; one of the other three may be gone, whose key is put together, too."""
@@ -186,7 +198,9 @@ def test_one_more_loses_the_sum_and_only_those_who_say_they_cannot_read_blame_th
 
 
 @pytest.mark.parametrize("field", ["ciphertexts", "promises"])
-def test_a_client_that_deals_what_nobody_can_read_spoils_one_sum_and_takes_no_further_part(field: str):
+def test_a_client_that_deals_what_nobody_can_read_spoils_one_sum_and_takes_no_further_part(
+    field: str,
+):
     room, setting = Room.of(5), setting_of()
     nonsense = {"ciphertexts": [b"nonsense"] * 4, "promises": [bytes(64)] * 5}
     room.say(1, "shares", **{field: nonsense[field]})
@@ -199,8 +213,12 @@ def test_a_client_that_deals_what_nobody_can_read_spoils_one_sum_and_takes_no_fu
     torch.testing.assert_close(updates.sums.groups[0], expected(room, [0, 2, 3, 4]), **CLOSE)
 
 
-@pytest.mark.parametrize(("silent", "gone"), [("masked", None), ("unmask", None), ("unmask", 7), (None, 7)])
-def test_one_that_deals_nonsense_to_as_few_as_can_be_is_found_though_it_is_silent(silent: str | None, gone: int | None):
+@pytest.mark.parametrize(
+    ("silent", "gone"), [("masked", None), ("unmask", None), ("unmask", 7), (None, 7)]
+)
+def test_one_that_deals_nonsense_to_as_few_as_can_be_is_found_though_it_is_silent(
+    silent: str | None, gone: int | None
+):
     """Three of nine, which could all lie; its own silence, or that of another, makes one more than may be."""
     room, setting = Room.of(9), setting_of()
 
@@ -214,7 +232,9 @@ def test_one_that_deals_nonsense_to_as_few_as_can_be_is_found_though_it_is_silen
     if gone is not None:
         room.drop(gone, "unmask")
     of_group(room, [], [0] * 9, setting=setting)
-    assert setting.barred == {8: "client 8 has dealt wrong shares: 3 of 9 holders report that they cannot read theirs"}
+    assert setting.barred == {
+        8: "client 8 has dealt wrong shares: 3 of 9 holders report that they cannot read theirs"
+    }
     room.spoilt.clear()
     of_group(room, list(range(8)), [0] * 9, setting=setting)
 
@@ -236,7 +256,11 @@ def test_shares_longer_than_any_are_as_good_as_none(monkeypatch: pytest.MonkeyPa
 
     def deals(content: Content) -> RecordDict:
         with monkeypatch.context() as patch:
-            patch.setattr(member, "create_shares", lambda *of: [share + bytes(150) for share in create_shares(*of)])
+            patch.setattr(
+                member,
+                "create_shares",
+                lambda *of: [share + bytes(150) for share in create_shares(*of)],
+            )
             return honest(content)
 
     room.parties[1].answer = deals  # type: ignore[method-assign]
@@ -246,7 +270,9 @@ def test_shares_longer_than_any_are_as_good_as_none(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("copied", [1, 4])
-def test_who_shows_a_key_twice_is_left_out_and_the_others_go_on(copied: int, monkeypatch: pytest.MonkeyPatch):
+def test_who_shows_a_key_twice_is_left_out_and_the_others_go_on(
+    copied: int, monkeypatch: pytest.MonkeyPatch
+):
     """Its own for both uses, or that of another that is in it with the client."""
     room, keys = Room.of(6), [new_key(), new_key()]
     for client in {1, copied}:
@@ -261,18 +287,24 @@ def test_who_shows_a_key_twice_is_left_out_and_the_others_go_on(copied: int, mon
         room.parties[client].answer = shows  # type: ignore[method-assign]
     left = [client for client in range(6) if client not in (1, copied)]
     updates = of_group(room, left, [0] * 6)
-    assert updates.left_out == dict.fromkeys({1, copied}, "shows a key that is shown twice in the sum")
+    assert updates.left_out == dict.fromkeys(
+        {1, copied}, "shows a key that is shown twice in the sum"
+    )
 
 
 @pytest.mark.parametrize(("stage", "what"), [("unmask", "seed"), ("masked", "key")])
-def test_so_does_one_that_deals_shares_of_another_secret(stage: str, what: str, monkeypatch: pytest.MonkeyPatch):
+def test_so_does_one_that_deals_shares_of_another_secret(
+    stage: str, what: str, monkeypatch: pytest.MonkeyPatch
+):
     """Its promises hold, so it is not its holders who lie. Its key is needed where its update does not come."""
     room, setting = Room.of(5), setting_of()
     honest = room.parties[1].answer
 
     def deals(content: Content) -> RecordDict:
         with monkeypatch.context() as patch:
-            patch.setattr(member, "create_shares", lambda secret, *of: create_shares(secret[::-1], *of))
+            patch.setattr(
+                member, "create_shares", lambda secret, *of: create_shares(secret[::-1], *of)
+            )
             return honest(content)
 
     room.parties[1].answer = deals  # type: ignore[method-assign]
@@ -309,18 +341,36 @@ def test_garbage_for_a_masked_update_leaves_out_its_group_alone(caplog: pytest.L
         ("shares", {"commitment": 3}, "'commitment' should be of type bytes, got 3"),
         ("shares", {"commitment": bytes(31)}, "a commitment of 31 bytes, expected 32"),
         ("keys", {"instance": "another"}, "answer about another sum than it was asked for"),
-        ("shares", {"clients": [1, 2, 3, 5, 9]}, "shares for other clients than 5 of those that it was shown the keys"),
-        ("shares", {"clients": [1, 2, 3, 4, 4]}, "shares for other clients than 5 of those that it was shown the keys"),
+        (
+            "shares",
+            {"clients": [1, 2, 3, 5, 9]},
+            "shares for other clients than 5 of those that it was shown the keys",
+        ),
+        (
+            "shares",
+            {"clients": [1, 2, 3, 4, 4]},
+            "shares for other clients than 5 of those that it was shown the keys",
+        ),
         ("shares", {"ciphertexts": [b""] * 4}, "4 sealed shares, expected 5 of at most 512 bytes"),
-        ("shares", {"ciphertexts": [bytes(2000)] * 5}, "5 sealed shares, expected 5 of at most 512 bytes"),
+        (
+            "shares",
+            {"ciphertexts": [bytes(2000)] * 5},
+            "5 sealed shares, expected 5 of at most 512 bytes",
+        ),
         ("shares", {"promises": [bytes(64)] * 5}, "5 promises of shares, expected 6"),
         ("shares", {"promises": [bytes(63)] * 6}, "6 promises of shares, expected 6"),
-        ("masked", {"signature": bytes(64)}, "its masked update is not signed for this sum by its key"),
+        (
+            "masked",
+            {"signature": bytes(64)},
+            "its masked update is not signed for this sum by its key",
+        ),
         ("masked", {"round": 2}, "answer of round 2, expected 1"),
         ("masked", {"model": "other"}, "answer of model 'other', expected"),
     ],
 )
-def test_a_client_that_answers_wrongly_is_left_out_and_the_sum_is_had(stage: str, values: dict[str, object], why: str):
+def test_a_client_that_answers_wrongly_is_left_out_and_the_sum_is_had(
+    stage: str, values: dict[str, object], why: str
+):
     room = Room.of(6)
     room.say(0, stage, **values)
     updates = of_group(room, [1, 2, 3, 4, 5], [0] * 6)
@@ -334,7 +384,9 @@ def test_a_masked_update_of_another_length_is_left_out():
     room = Room.of(4)
     short = ArrayRecord({"masked": wire.raw(bytes(8), "uint8", 8)})
     room.spoilt[0, "masked"] = lambda honest: RecordDict({**honest, "vectors": short})
-    assert of_group(room, [1, 2, 3], [0] * 4).left_out == {0: f"masked update of 8 bytes, expected {3 * LENGTH}"}
+    assert of_group(room, [1, 2, 3], [0] * 4).left_out == {
+        0: f"masked update of 8 bytes, expected {3 * LENGTH}"
+    }
 
 
 def test_shares_that_are_none_are_not_used():
@@ -350,7 +402,9 @@ def test_no_client_weighs_too_much():
     updates = of_group(room, list(range(9)), [0] * 9, setting=setting_of(weight=1.1))
     weights = [10, 11, 12, 13, 14, 15, 15, 15, 15]
     assert float(updates.sizes.sum()) == pytest.approx(sum(weights))
-    exact = torch.stack([weight * room.parties[k].update for k, weight in enumerate(weights)]).sum(0)
+    exact = torch.stack([weight * room.parties[k].update for k, weight in enumerate(weights)]).sum(
+        0
+    )
     assert updates.sums is not None
     torch.testing.assert_close(updates.sums.groups[0], exact, rtol=0, atol=1e-3)
 
@@ -366,7 +420,9 @@ def test_longer_updates_are_shortened_and_an_event_counts_them(caplog: pytest.Lo
     assert updates.sums is not None
     torch.testing.assert_close(updates.sums.groups[0], torch.stack(shortened).sum(0), **CLOSE)
     assert SumClipped(0, "train", (0, 1, 2), 2, 0.5) in updates.events
-    assert "2 of 3 clients had their update shortened to norm 0.5 (network.secure_norm)" in caplog.text
+    assert (
+        "2 of 3 clients had their update shortened to norm 0.5 (network.secure_norm)" in caplog.text
+    )
 
 
 def test_c_follows_the_sums_of_a_run():
@@ -380,7 +436,9 @@ def test_c_follows_the_sums_of_a_run():
     assert 11 < norms[0] < 14
 
 
-@pytest.mark.parametrize("failure", [TrainingFailedError("3 entries are NaN"), RuntimeError("out of memory")])
+@pytest.mark.parametrize(
+    "failure", [TrainingFailedError("3 entries are NaN"), RuntimeError("out of memory")]
+)
 def test_a_client_whose_training_fails_adds_nothing_and_nobody_sees_it(failure: Exception):
     room = Room.of(4)
     room.parties[2].failure = failure
@@ -408,7 +466,11 @@ def test_what_a_client_sends_beside_its_masks_does_not_depend_on_its_data():
         room.parties[0].loss = loss
         summed(room, [0] * 4)
         reply = room.answers[0, "masked"]
-        fixed = {name: value for name, value in reply.values.items() if name not in ("instance", "signature")}
+        fixed = {
+            name: value
+            for name, value in reply.values.items()
+            if name not in ("instance", "signature")
+        }
         assert fixed.keys() == {"protocol", "what", "round", "query", "purpose", "model"}
         seen.append((fixed, {name: len(data) for name, data in reply.vectors.items()}))
     assert seen[0] == seen[1]
@@ -422,7 +484,9 @@ def test_a_cluster_of_three_sums_holds_against_one_malicious_client():
         for party in room.parties.values():
             party.update_seed = 0  # all honest updates are alike
         room.parties[4].scale = -50.0
-        updates = of_group(room, list(range(9)), [0] * 9, setting=setting_of(replace(RULES, parts=parts)))
+        updates = of_group(
+            room, list(range(9)), [0] * 9, setting=setting_of(replace(RULES, parts=parts))
+        )
         assert updates.sums is not None
         assert updates.sums.group.tolist() == [0] * 9
         mean = updates.sums.groups[0] / updates.sizes.sum()
@@ -436,7 +500,10 @@ def test_a_cluster_of_three_sums_holds_against_one_malicious_client():
 
 @pytest.mark.parametrize(
     ("parts", "because"),
-    [(1, "network.secure_parts = 1"), (3, "5 clients are too few for 3 sums of 3 (network.secure_fewest)")],
+    [
+        (1, "network.secure_parts = 1"),
+        (3, "5 clients are too few for 3 sums of 3 (network.secure_fewest)"),
+    ],
 )
 def test_an_event_says_that_a_cluster_is_not_guarded_against_one_client(parts: int, because: str):
     setting = setting_of(replace(RULES, parts=parts))
@@ -451,13 +518,20 @@ def test_signatures_leave_beside_the_sum():
     room = Room.of(3, beside=2 * 5 + 5)
     sketch = CountSketch(0, D, 5)
     query = query_of([0, 0, 0], round=Round(1, LocalTraining(lr=0.1), replicates=2))
-    updates = of_group(room, [0, 1, 2], [0] * 3, setting=setting_of(compared=sketch), query=query, sketch=sketch)
+    updates = of_group(
+        room, [0, 1, 2], [0] * 3, setting=setting_of(compared=sketch), query=query, sketch=sketch
+    )
     assert updates.parts is not None
     assert updates.parts.shape == (3, 2, 5)
     assert updates.signatures.shape == (3, 5)
     assert updates.signatures[2].tolist() == [1.0] * 5  # the signs alone
     room.spoilt[0, "masked"] = lambda honest: RecordDict(
-        {**honest, "vectors": ArrayRecord({**honest.array_records["vectors"], "clear": wire.raw_vector(NANS)})}
+        {
+            **honest,
+            "vectors": ArrayRecord(
+                {**honest.array_records["vectors"], "clear": wire.raw_vector(NANS)}
+            ),
+        }
     )
     left_out = summed(room, [0] * 3, setting_of(compared=sketch), query, sketch).left_out
     assert left_out[0] == "15 of 15 entries of its signatures are NaN or infinite"
@@ -469,7 +543,8 @@ NANS = torch.full((15,), torch.nan)
 def test_a_sketch_that_tells_too_much_is_not_asked_for_and_stays_with_its_client():
     sketch = CountSketch(0, D, 21)
     with pytest.raises(
-        ConfigError, match=r"21 numbers .* of updates of 40 parameters; lower signature.dim \(21\), so tha"
+        ConfigError,
+        match=r"21 numbers .* of updates of 40 parameters; lower signature.dim \(21\), so tha",
     ):
         summed(Room.of(3), [0] * 3, setting_of(compared=sketch), sketch=sketch)
     forbids = "the client's policy forbids to send 21 numbers unmasked beside an update of 40 parameters, at most"
@@ -491,15 +566,24 @@ def test_where_nobody_answers_there_is_no_sum():
 
 
 def test_what_cannot_be_added_up_is_refused():
-    with pytest.raises(ConfigError, match="adds up updates of one model for each cluster, and is asked for gradients"):
+    with pytest.raises(
+        ConfigError,
+        match="adds up updates of one model for each cluster, and is asked for gradients",
+    ):
         summed(Room.of(3), [0] * 3, query=query_of([0] * 3, kind="gradients"))
     with pytest.raises(ConfigError, match="is asked for the models of a mixture"):
         summed(Room.of(3), [0] * 3, query=query_of([0] * 3, mixture=Mixture(False)))
     with pytest.raises(ConfigError, match="is asked for models of clients; take another algorithm"):
         summed(Room.of(3), [0] * 3, query=query_of([0] * 3, own=True, shares=True, anchors=[0] * 3))
     pulled = Round(1, LocalTraining(lr=0.1, mu=0.5))
-    with pytest.raises(ConfigError, match="some that train the same model are drawn to different ones"):
-        summed(Room.of(4), [0, 0, 0, 1], query=query_of([0, 0, 0, 1], anchors=[0, 0, 1, 1], round=pulled))
+    with pytest.raises(
+        ConfigError, match="some that train the same model are drawn to different ones"
+    ):
+        summed(
+            Room.of(4),
+            [0, 0, 0, 1],
+            query=query_of([0, 0, 0, 1], anchors=[0, 0, 1, 1], round=pulled),
+        )
 
 
 def test_clients_with_a_list_of_the_others_keys_take_part():
@@ -508,17 +592,26 @@ def test_clients_with_a_list_of_the_others_keys_take_part():
     room = Room({client: Party(client, key=key, peers=peers) for client, key in keys.items()})
     assert len(summed(room, [0] * 4).ids) == 4
     assert "signers" not in room.questions[0, "shares"].values
-    room.parties[3] = Party(3, peers=peers)  # whom the server has put in the place of the client with that number
+    room.parties[3] = Party(
+        3, peers=peers
+    )  # whom the server has put in the place of the client with that number
     updates = summed(room, [0] * 4)
     assert updates.ids == ()
     assert updates.left_out[0] == "client 3's keys for the sum are not signed by its key"
-    assert updates.left_out[3] == "asked as client 3, who has another key on this client's list of peers (peers-file)"
+    assert (
+        updates.left_out[3]
+        == "asked as client 3, who has another key on this client's list of peers (peers-file)"
+    )
     room.parties[3] = Party(
-        3, key=keys[3], peers={public: 7 if client == 3 else client for public, client in peers.items()}
+        3,
+        key=keys[3],
+        peers={public: 7 if client == 3 else client for public, client in peers.items()},
     )
     assert summed(room, [0] * 4).left_out == {
         3: "asked as client 3, who has another key on this client's list of peers (peers-file)"
     }
     room.parties[3] = Party(3, key=keys[3])
     room.parties[0].peers = {key: client for key, client in peers.items() if client != 1}
-    assert summed(room, [0] * 4).left_out == {0: "clients [1] are not on this client's list of peers (peers-file)"}
+    assert summed(room, [0] * 4).left_out == {
+        0: "clients [1] are not on this client's list of peers (peers-file)"
+    }

@@ -46,7 +46,9 @@ SIGNS = Signature(kind="signs", dim=46)
 SKETCHES = Signature(kind="projected", dim=46)
 
 
-def run_of(algorithm: Any, secure: bool = True, grid: LocalGrid | None = None, **settings: Any) -> Run:
+def run_of(
+    algorithm: Any, secure: bool = True, grid: LocalGrid | None = None, **settings: Any
+) -> Run:
     grid = grid or grid_of(federation_of(SIX), config=OF_THREE)
     rules = {"secure_fewest": 3, **settings.pop("network", {})}
     network = network_of(grid, secure_aggregation=secure, **rules)
@@ -64,14 +66,23 @@ def assert_same(here: Run, there: Run) -> None:
     [
         ("oracle", {}),
         (CFL_OF_TWO, {"signature": SIGNS, "rounds": 3, **OF_TWO}),
-        (FLHC(rounds_before=1, n_clusters=2, metric="cosine"), {"signature": SIGNS, "rounds": 3, **OF_TWO}),
-        (ReplicatedCFL(level=0.5, check_every=2), {"signature": Signature(kind="signs", dim=15), "rounds": 3}),
+        (
+            FLHC(rounds_before=1, n_clusters=2, metric="cosine"),
+            {"signature": SIGNS, "rounds": 3, **OF_TWO},
+        ),
+        (
+            ReplicatedCFL(level=0.5, check_every=2),
+            {"signature": Signature(kind="signs", dim=15), "rounds": 3},
+        ),
     ],
     ids=["oracle", "cfl", "fl_hc", "rcfl"],
 )
 def test_a_run_ends_as_one_that_streams_does(algorithm: Any, settings: dict[str, Any]):
     grid = grid_of(federation_of(SIX), config={"min-honest": 2, "max-colluders": 0})
-    plain, run = run_of(algorithm, secure=False, stream=True, **settings), run_of(algorithm, grid=grid, **settings)
+    plain, run = (
+        run_of(algorithm, secure=False, stream=True, **settings),
+        run_of(algorithm, grid=grid, **settings),
+    )
     assert reasons(run) == {}
     assert_same(run, plain)
 
@@ -108,7 +119,8 @@ def test_no_update_leaves_a_client_and_a_run_repeats():
     assert {name for content in heard for name in content.vectors} == {"masked"}
     again = run_of("oracle")
     assert all(
-        torch.equal(ours.params, theirs.params) for ours, theirs in zip(run.tree.nodes, again.tree.nodes, strict=True)
+        torch.equal(ours.params, theirs.params)
+        for ours, theirs in zip(run.tree.nodes, again.tree.nodes, strict=True)
     )
 
 
@@ -140,7 +152,11 @@ def test_a_group_with_garbage_in_it_keeps_its_model():
 
     def noise(honest: RecordDict) -> RecordDict:
         size = len(honest.array_records["vectors"]["masked"].data)
-        data = bytes(torch.randint(256, (size,), generator=torch.Generator().manual_seed(0), dtype=torch.uint8))
+        data = bytes(
+            torch.randint(
+                256, (size,), generator=torch.Generator().manual_seed(0), dtype=torch.uint8
+            )
+        )
         state = grid._states[node_of(0)]
         key = key_of(Context(0, 0, {}, state, {}))
         kept = SumState(**dict(state.config_records["fedclade.secure"]))  # pyright: ignore[reportArgumentType]
@@ -152,9 +168,14 @@ def test_a_group_with_garbage_in_it_keeps_its_model():
     run, plain = run_of("oracle", grid=grid), run_of("oracle", secure=False)
     assert reasons(run) == {}  # of which client spoilt the sum nothing is known
     rejected = [event for event in run.events if event["kind"] == "sum_rejected"]
-    assert [(event["round"], event["clients"]) for event in rejected] == [(1, [0, 2, 4]), (2, [0, 2, 4])]
+    assert [(event["round"], event["clients"]) for event in rejected] == [
+        (1, [0, 2, 4]),
+        (2, [0, 2, 4]),
+    ]
     assert "8 of the 8 check entries of the sum are not 3" in rejected[0]["because"]
-    mine, theirs = ({leaf.members: leaf.params for leaf in each.tree.leaves} for each in (run, plain))
+    mine, theirs = (
+        {leaf.members: leaf.params for leaf in each.tree.leaves} for each in (run, plain)
+    )
     torch.testing.assert_close(mine[1, 3, 5], theirs[1, 3, 5], rtol=0, atol=5e-6)
     assert float((mine[0, 2, 4] - theirs[0, 2, 4]).abs().max()) > 0.01
 
@@ -164,8 +185,13 @@ def test_a_run_with_three_sums_for_each_cluster_learns_like_one_with_a_single_su
     """Clients are alike, so the median of three means is about the mean of all."""
     network = {"secure_parts": 3, "secure_fewest": 3}
     runs = [
-        run_of("fedavg", grid=grid_of(federation_of((0,) * 9), config=OF_THREE), rounds=1, **settings)
-        for settings in ({"aggregate": Aggregation(rule=rule), "network": network}, {"network": {"secure_fewest": 3}})
+        run_of(
+            "fedavg", grid=grid_of(federation_of((0,) * 9), config=OF_THREE), rounds=1, **settings
+        )
+        for settings in (
+            {"aggregate": Aggregation(rule=rule), "network": network},
+            {"network": {"secure_fewest": 3}},
+        )
     ]
     three, one = (run.tree.nodes[0].params for run in runs)
     assert float((three - one).norm()) < 0.1 * float(one.norm())
@@ -191,20 +217,32 @@ def test_a_cluster_that_is_too_small_keeps_its_model_and_an_event_says_why():
 def test_a_client_may_insist_on_sums():
     trusts = {"secure-aggregation": True, "trust-server-keys": True}
     insists = grid_of(federation_of(SIX), config={**OF_THREE, **trusts})
-    with pytest.raises(UpdateError, match=r"forbids updates outside of a sum .* set network.secure_aggregation = true"):
+    with pytest.raises(
+        UpdateError,
+        match=r"forbids updates outside of a sum .* set network.secure_aggregation = true",
+    ):
         run_of("fedavg", secure=False, grid=insists)
     assert_same(run_of("fedavg", grid=insists), run_of("fedavg", secure=False))
-    assert run_of("local", secure=False, grid=insists).summary["rounds"] == 2  # of which no update leaves
+    assert (
+        run_of("local", secure=False, grid=insists).summary["rounds"] == 2
+    )  # of which no update leaves
 
 
 def test_a_client_that_insists_knows_the_others_keys(tmp_path: Path):
     """Or says that it does without: a server that lies could play them all."""
     insists = grid_of(federation_of(SIX), config={"secure-aggregation": True})
-    with pytest.raises(UpdateError, match="secure-aggregation=true in the node config needs a peers-file, a list of"):
+    with pytest.raises(
+        UpdateError,
+        match="secure-aggregation=true in the node config needs a peers-file, a list of",
+    ):
         run_of("fedavg", grid=insists)
-    with pytest.raises(ConfigError, match="or set trust-server-keys=true, which protects from no server that lies"):
+    with pytest.raises(
+        ConfigError, match="or set trust-server-keys=true, which protects from no server that lies"
+    ):
         handler_of(policy=Policy(secure_aggregation=True))
-    with pytest.raises(ConfigError, match="secure-aggregation=true in the node config needs a folder"):
+    with pytest.raises(
+        ConfigError, match="secure-aggregation=true in the node config needs a folder"
+    ):
         handler_of(policy=Policy(secure_aggregation=True), peers={"00" * 32: 1})
     handler_of(policy=Policy(secure_aggregation=True), peers={"00" * 32: 1}, folder=tmp_path)
     handler_of(policy=Policy(secure_aggregation=True, trust_server_keys=True))
@@ -216,7 +254,9 @@ def test_what_is_masked_is_private_and_permuted_as_without(tmp_path: Path):
     privacy, runs = DifferentialPrivacy(clip_norm=0.1), list[Run]()
     for secure in (False, True):
         config = {"secret-file": str(tmp_path / "secret")}
-        grid = grid_of(federation_of(SIX), config=config, privacy=privacy, budget=Budget(epsilon=math.inf))
+        grid = grid_of(
+            federation_of(SIX), config=config, privacy=privacy, budget=Budget(epsilon=math.inf)
+        )
         grid = housed(grid, tmp_path / str(secure))
         runs.append(run_of("fedavg", secure, grid, privacy=privacy, permute=True, rounds=1))
     assert_same(runs[1], runs[0])
@@ -226,11 +266,16 @@ def test_what_is_masked_is_private_and_permuted_as_without(tmp_path: Path):
 def test_clients_that_know_the_others_keys_check_them(tmp_path: Path):
     grid = housed(grid_of(federation_of(SIX), config=OF_THREE), tmp_path)
     run_of("fedavg", grid=grid, rounds=1)
-    lines = [f"{k} {(tmp_path / str(node_of(k)) / f'{KEY_FILE}.pub').read_text()}" for k in range(6)]
+    lines = [
+        f"{k} {(tmp_path / str(node_of(k)) / f'{KEY_FILE}.pub').read_text()}" for k in range(6)
+    ]
     (tmp_path / "peers").write_text("".join(lines))
     (tmp_path / "others").write_text("".join(lines[:5]))
     for client, node in enumerate(grid.nodes.values()):
-        node.config = {**node.config, "peers-file": str(tmp_path / ("others" if client == 0 else "peers"))}
+        node.config = {
+            **node.config,
+            "peers-file": str(tmp_path / ("others" if client == 0 else "peers")),
+        }
     run = run_of("fedavg", grid=grid, rounds=1)
     (why,) = reasons(run).values()
     assert set(reasons(run)) == {0}
@@ -240,22 +285,62 @@ def test_clients_that_know_the_others_keys_check_them(tmp_path: Path):
 @pytest.mark.parametrize(
     ("algorithm", "settings", "why"),
     [
-        (FeSEM(clusters=2), {}, "FeSEM needs the updates of single clients; take another algorithm, or leave it out"),
-        (CFL(), {}, "CFL compares whole updates, which would be sent; set signature.kind = 'projected'"),
-        ("fedavg", {"stream": False}, "the server has sums alone, as a run that streams; leave out stream = false"),
-        (CFL(), {"signature": Signature(kind="projected", dim=64)}, "64 numbers .* 92 parameters; lower signature.dim"),
+        (
+            FeSEM(clusters=2),
+            {},
+            "FeSEM needs the updates of single clients; take another algorithm, or leave it out",
+        ),
+        (
+            CFL(),
+            {},
+            "CFL compares whole updates, which would be sent; set signature.kind = 'projected'",
+        ),
+        (
+            "fedavg",
+            {"stream": False},
+            "the server has sums alone, as a run that streams; leave out stream = false",
+        ),
+        (
+            CFL(),
+            {"signature": Signature(kind="projected", dim=64)},
+            "64 numbers .* 92 parameters; lower signature.dim",
+        ),
         (
             "fedavg",
             {"aggregate": Aggregation(rule="median")},
             "aggregate.rule = 'median' needs the updates of single cl",
         ),
-        ("fedavg", {"aggregate": Aggregation(clip_above=3.0)}, "nobody can shorten an update that is part of a sum; l"),
-        ("fedem", {}, "FedEM asks each client for the component that they weigh most, from which its training data"),
-        ("ifca", {}, "IFCA asks each client for training losses, from which its training data can be read; take anot"),
-        ("flux", {}, "FLUX asks each client for training accuracies and descriptors of their data, from which"),
+        (
+            "fedavg",
+            {"aggregate": Aggregation(clip_above=3.0)},
+            "nobody can shorten an update that is part of a sum; l",
+        ),
+        (
+            "fedem",
+            {},
+            "FedEM asks each client for the component that they weigh most, from which its training data",
+        ),
+        (
+            "ifca",
+            {},
+            "IFCA asks each client for training losses, from which its training data can be read; take anot",
+        ),
+        (
+            "flux",
+            {},
+            "FLUX asks each client for training accuracies and descriptors of their data, from which",
+        ),
         ("scaffold", {}, "Scaffold needs the updates of single clients"),
-        (CFL(similarity="gradients"), {"signature": SKETCHES}, "CFL asks for gradients, which leave without masks"),
-        (FLHC(), {"signature": SKETCHES}, "FLHC compares how long updates are, and signs of sketches tell their d"),
+        (
+            CFL(similarity="gradients"),
+            {"signature": SKETCHES},
+            "CFL asks for gradients, which leave without masks",
+        ),
+        (
+            FLHC(),
+            {"signature": SKETCHES},
+            "FLHC compares how long updates are, and signs of sketches tell their d",
+        ),
     ],
 )
 def test_what_needs_single_updates_is_refused(algorithm: Any, settings: dict[str, Any], why: str):
@@ -271,23 +356,45 @@ def test_rules_have_to_be_possible():
         r"secure_norm should be greater than 0 and finite, got 0",
     ):
         Network(secure_colluders=-1, secure_neighbours=-1, secure_norm=0.0, secure_parts=2)
-    with pytest.raises(ConfigError, match=r"secure_fewest should be at least network.secure_colluders \+ 2, 5, got 4"):
+    with pytest.raises(
+        ConfigError,
+        match=r"secure_fewest should be at least network.secure_colluders \+ 2, 5, got 4",
+    ):
         Network(clients=9, secure_colluders=3, secure_aggregation=True)
-    with pytest.raises(ConfigError, match=r"secure_fewest should be at most network.clients, 2: no sum could be had"):
+    with pytest.raises(
+        ConfigError,
+        match=r"secure_fewest should be at most network.clients, 2: no sum could be had",
+    ):
         Network(clients=2, secure_aggregation=True)
     with pytest.raises(
-        ConfigError, match=r"neighbours should be 0, or at least 28 for 100 clients of which 10 may collude, got 27"
+        ConfigError,
+        match=r"neighbours should be 0, or at least 28 for 100 clients of which 10 may collude, got 27",
     ):
-        Network(clients=100, secure_aggregation=True, secure_colluders=10, secure_fewest=12, secure_neighbours=27)
-    config = {"data.name": "digits", "data.clients": 4, "algorithm.name": "fedavg", "model.name": "mclr"}
+        Network(
+            clients=100,
+            secure_aggregation=True,
+            secure_colluders=10,
+            secure_fewest=12,
+            secure_neighbours=27,
+        )
+    config = {
+        "data.name": "digits",
+        "data.clients": 4,
+        "algorithm.name": "fedavg",
+        "model.name": "mclr",
+    }
     config |= {"network.clients": 4, "network.secure_aggregation": True}
-    with pytest.raises(ConfigError, match=r"secure_norm should be set with .*, 10 for a model .* None"):
+    with pytest.raises(
+        ConfigError, match=r"secure_norm should be set with .*, 10 for a model .* None"
+    ):
         RunConfig.read(config)
     config["network.secure_norm"] = 3
     assert RunConfig.read(config).network.rules == replace(Network().rules, norm=3.0)
     with pytest.raises(ConfigError, match=r"IFCA asks each client for training losses"):
         RunConfig.read({**config, "algorithm.name": "ifca"})
-    with pytest.raises(ConfigError, match=r"network.encoding = 'int8' is for updates that are sent one by one"):
+    with pytest.raises(
+        ConfigError, match=r"network.encoding = 'int8' is for updates that are sent one by one"
+    ):
         RunConfig.read({**config, "network.encoding": "int8"})
 
 
@@ -307,5 +414,8 @@ def test_without_secure_aggregation_a_config_notes_nothing_of_it():
 
 def test_a_client_adds_up_updates_alone():
     handler = handler_of()
-    with pytest.raises(UpdateError, match="asked to add up something else than the updates of one model that is sent"):
+    with pytest.raises(
+        UpdateError,
+        match="asked to add up something else than the updates of one model that is sent",
+    ):
         handler._trained_for_sum(Content({"own": True}))

@@ -27,7 +27,8 @@ def sum_of(mean: list[float], weight: float = 10.0, **figures: float) -> Cluster
 
 
 @pytest.mark.parametrize(
-    ("clients", "sums", "sizes"), [(12, 3, [4, 4, 4]), (13, 3, [4, 4, 5]), (20, 9, [3] * 4 + [4] * 2), (9, 3, [3] * 3)]
+    ("clients", "sums", "sizes"),
+    [(12, 3, [4, 4, 4]), (13, 3, [4, 4, 5]), (20, 9, [3] * 4 + [4] * 2), (9, 3, [3] * 3)],
 )
 def test_every_client_is_in_one_sum_of_enough(clients: int, sums: int, sizes: list[int]):
     names = [10 * k for k in range(clients)]
@@ -62,7 +63,11 @@ def test_a_rule_of_the_run_is_taken_instead_of_the_median():
 
 
 def test_two_sums_are_added_up():
-    found = combine([sum_of([1.0, 3.0], weight=10.0, loss=2.0), sum_of([4.0, 0.0], weight=20.0)], 1, Aggregation())
+    found = combine(
+        [sum_of([1.0, 3.0], weight=10.0, loss=2.0), sum_of([4.0, 0.0], weight=20.0)],
+        1,
+        Aggregation(),
+    )
     assert found.total.tolist() == [90.0, 30.0]
     assert found.loss == pytest.approx((10 * 2 + 20 * 1) / 30)
     assert (found.clients, found.norm) == (8, 1.0)

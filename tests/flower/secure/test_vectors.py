@@ -66,7 +66,10 @@ class Sum:
         self.masking = {client: fixed("masking", client) for client in members}
         self.sealing = {client: fixed("sealing", client) for client in members}
         self.seeds = {client: fixed("seed", client, 31) for client in members}
-        self.keys = {client: Key(Ed25519PrivateKey.from_private_bytes(fixed("signing", client))) for client in members}
+        self.keys = {
+            client: Key(Ed25519PrivateKey.from_private_bytes(fixed("signing", client)))
+            for client in members
+        }
         names = [each.name for each in fields(Terms)]
         self.terms = Terms(**dict(zip(names, self.vector["terms"], strict=True)))
         context = self.terms.context
@@ -122,7 +125,10 @@ def test_all_values_are_those_of_the_reference(name: str):
     assert one.scope[1].hex() == vector["list"]
     assert commitment(one.seeds[first], one.scope, first).hex() == vector["commitment"]
     share = vector["share"]
-    way, pair = (share["from"], share["to"]), (bytes.fromhex(share["seed"]), bytes.fromhex(share["masking"]))
+    way, pair = (
+        (share["from"], share["to"]),
+        (bytes.fromhex(share["seed"]), bytes.fromhex(share["masking"])),
+    )
     shared = agreed(one.sealing[way[1]], one.adverts[way[0]].sealing)
     assert unseal(shared, one.scope, way, bytes.fromhex(vector["sealed"])) == pair
     assert promises_of(*pair, way, one.scope).hex() == vector["promise"]
@@ -140,7 +146,9 @@ def test_all_values_are_those_of_the_reference(name: str):
     bits = bitmap({*one.active}, one.members)
     assert bits.hex() == vector["active"]
     assert key.sign(statements.agreed(bits)).hex() == vector["sigma2"]
-    exact = sum((one.numbers(client) for client in one.active), np.zeros(reference().ENTRIES, np.uint32))
+    exact = sum(
+        (one.numbers(client) for client in one.active), np.zeros(reference().ENTRIES, np.uint32)
+    )
     assert (exact % MODULUS).tolist() == vector["sum"]
 
 
@@ -156,7 +164,9 @@ def test_an_update_becomes_the_numbers_of_the_reference():
         largest_weight=vector["cap"],
         key=vector["question"].encode(),
     )
-    update = torch.sin(1 + 3 * torch.arange(vector["parameters"] + vector["buffers"], dtype=torch.float64))
+    update = torch.sin(
+        1 + 3 * torch.arange(vector["parameters"] + vector["buffers"], dtype=torch.float64)
+    )
     contribution = Contribution(update=update, examples=vector["examples"], loss=vector["loss"])
     assert numbers.encode(contribution).tolist() == vector["numbers"]
 
@@ -181,13 +191,17 @@ def test_the_server_takes_masks_off_with_shares_of_the_reference():
         dealt=one.dealt,
         ciphertexts={client: dict.fromkeys(one.holders[client], b"") for client in one.members},
         promises={client: dict.fromkeys(one.members, b"") for client in one.members},
-        commitments={client: commitment(one.seeds[client], one.scope, client) for client in one.members},
+        commitments={
+            client: commitment(one.seeds[client], one.scope, client) for client in one.members
+        },
         masked=masked,
         active=one.active,
     )
     for client in one.dealt:
         secret = one.seeds[client] if client in masked else one.masking[client]
-        group.shares[client] = {holder: split(secret, 3, 1 + place, "x") for place, holder in enumerate(one.active)}
+        group.shares[client] = {
+            holder: split(secret, 3, 1 + place, "x") for place, holder in enumerate(one.active)
+        }
     assert group.unmasked().tolist() == one.vector["sum"]
 
 
@@ -196,7 +210,9 @@ def test_shares_of_the_reference_open_secrets_and_the_other_way_round():
     first = one.members[0]
     shares = [split(one.seeds[first], 3, number, "x") for number in (4, 1, 7)]
     assert (
-        combined(shares, is_seed_of(commitment(one.seeds[first], one.scope, first), one.scope, first))
+        combined(
+            shares, is_seed_of(commitment(one.seeds[first], one.scope, first), one.scope, first)
+        )
         == one.seeds[first]
     )
     shares = [split(one.masking[first], 3, number, "y") for number in (2, 9, 5)]

@@ -26,7 +26,9 @@ def run(make_run):
     """Clients 0 and 1 in cluster 1, with 2; 3 alone in cluster 3."""
     made = make_run([(1, 0), (2, 2)], truth=[0, 0, 1, 2])
     columns = {"accuracy_adversaries": 0.9, "attack_success": 0.25}
-    rows = [{"round": number, "accuracy_honest": 0.5 + number / 100, **columns} for number in (1, 2, 3)]
+    rows = [
+        {"round": number, "accuracy_honest": 0.5 + number / 100, **columns} for number in (1, 2, 3)
+    ]
     return replace(made, summary={**made.summary, "adversary": TOLD}, metric_rows=rows)
 
 
@@ -55,7 +57,11 @@ def test_the_page_draws_both_and_lists_clusters(run):
     mine = {row[0]: row[1:] for row in table.rows}
     for leaf in run.tree.leaves:
         liars = [client for client in leaf.members if client in TOLD["ids"]]
-        assert mine[str(leaf.id)] == [str(len(leaf.members) - len(liars)), str(len(liars)), ", ".join(map(str, liars))]
+        assert mine[str(leaf.id)] == [
+            str(len(leaf.members) - len(liars)),
+            str(len(liars)),
+            ", ".join(map(str, liars)),
+        ]
 
 
 def test_without_adversaries_nothing_is_said(run, make_run):
@@ -64,10 +70,15 @@ def test_without_adversaries_nothing_is_said(run, make_run):
     assert "adversaries" not in dict(facts(plain))
     kind = {**TOLD, "kind": "ipm", "attack_success": None, "ari_honest": None}
     rows = [{**row, "attack_success": None} for row in run.metric_rows]
-    section = adversaries_section(RunView(replace(run, summary={**run.summary, "adversary": kind}, metric_rows=rows)))
+    section = adversaries_section(
+        RunView(replace(run, summary={**run.summary, "adversary": kind}, metric_rows=rows))
+    )
     assert section is not None
     assert section.caption.endswith("1 adversary in clusters with honest clients.")
-    assert {trace["name"] for trace in section.figures[""]["data"]} == {"honest clients", "adversaries"}
+    assert {trace["name"] for trace in section.figures[""]["data"]} == {
+        "honest clients",
+        "adversaries",
+    }
 
 
 def test_a_comparison_has_columns_of_them_where_a_run_has_some(summary_run):
@@ -83,7 +94,11 @@ def test_a_comparison_has_columns_of_them_where_a_run_has_some(summary_run):
 @pytest.mark.parametrize(
     ("kind", "line", "words"),
     [
-        ("", "2 of 4 clients, false losses, shifts; honest", "2 adversaries with false losses, shifts. 1 cluster"),
+        (
+            "",
+            "2 of 4 clients, false losses, shifts; honest",
+            "2 adversaries with false losses, shifts. 1 cluster",
+        ),
         (
             "scaled",
             "2 of 4 clients, scaled, false losses, shifts; honest",

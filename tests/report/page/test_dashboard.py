@@ -17,7 +17,13 @@ from fedclade.runs.store import Run
 
 DIGITS = {
     "rounds": 3,
-    "data": {"name": "digits", "clients": 4, "samples_per_client": 40, "shift": "label_swap", "clusters": 2},
+    "data": {
+        "name": "digits",
+        "clients": 4,
+        "samples_per_client": 40,
+        "shift": "label_swap",
+        "clusters": 2,
+    },
     "model": {"name": "mclr"},
     "algorithm": {"name": "cfl", "split_rounds": [2]},
 }
@@ -95,14 +101,20 @@ def test_the_numbers_are_always_those_of_the_last_round_and_figures_wait_until_t
         assert "page" not in second
         dashboard.show(rounds[2], over=True)
         third = state(dashboard, seen="1")
-        assert (third["round"], third["version"], third["finished"]) == (3, "3 over", True), "the end waits for nothing"
+        assert (third["round"], third["version"], third["finished"]) == (3, "3 over", True), (
+            "the end waits for nothing"
+        )
         assert third["status"].startswith("Finished after 3 rounds, accuracy ")
 
 
-def test_figures_are_built_once_for_all_browsers(rounds: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_figures_are_built_once_for_all_browsers(
+    rounds: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     built: list[int] = []
     build = dashboard_module.run_page
-    monkeypatch.setattr(dashboard_module, "run_page", lambda s: built.append(s.run.summary["rounds"]) or build(s))
+    monkeypatch.setattr(
+        dashboard_module, "run_page", lambda s: built.append(s.run.summary["rounds"]) or build(s)
+    )
     with Dashboard("mine", 3, tmp_path, 0) as dashboard:
         for run in rounds:
             dashboard.show(run)
@@ -125,23 +137,32 @@ def test_who_asks_by_another_name_is_refused(tmp_path: Path, name: str):
 def test_it_listens_on_this_machine_alone(tmp_path: Path):
     with Dashboard("mine", 3, tmp_path, 0) as dashboard:
         assert dashboard.url == f"http://127.0.0.1:{dashboard.port}/"
-        others = {info[4][0] for info in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)}
+        others = {
+            info[4][0] for info in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)
+        }
         for address in others - {HOST}:
             with pytest.raises(OSError, match=r"refused|unreachable|timed out"):
                 socket.create_connection((address, dashboard.port), timeout=2)
-        assert dashboard._server.socket.getsockname()[0] == HOST  # whatever other addresses this machine has
+        assert (
+            dashboard._server.socket.getsockname()[0] == HOST
+        )  # whatever other addresses this machine has
 
 
 def test_a_port_that_is_taken_is_told(tmp_path: Path):
     with (
         Dashboard("mine", 3, tmp_path, 0) as first,
-        pytest.raises(RunError, match=rf"cannot listen on port {first.port}: .*; choose another with --port"),
+        pytest.raises(
+            RunError, match=rf"cannot listen on port {first.port}: .*; choose another with --port"
+        ),
     ):
         Dashboard("second", 3, tmp_path, first.port)
 
 
 def test_a_page_that_cannot_be_drawn_does_not_end_the_run(
-    rounds: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    rounds: list[Run],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ):
     def fail(subject: object) -> None:
         raise ValueError("no such figure")

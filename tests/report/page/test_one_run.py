@@ -55,13 +55,24 @@ def test_cards_tell_scores_clusters_bytes_and_time(make_run, page_of):
 
 def test_what_stays_with_clients_is_told_in_a_few_words(make_run, page_of):
     layout = Layout.of(nn.Sequential(*(nn.Linear(2, 2) for _ in range(4))), ["1.*", "2.*", "3.*"])
-    (card,) = [each for each in page_of(replace(make_run(), layout=layout)).cards if each.label == "Stays on clients"]
-    assert (card.value, card.note) == ("75.0 %", "18 of 24 numbers of a model: 1.weight, 1.bias … 4 more")
+    (card,) = [
+        each
+        for each in page_of(replace(make_run(), layout=layout)).cards
+        if each.label == "Stays on clients"
+    ]
+    assert (card.value, card.note) == (
+        "75.0 %",
+        "18 of 24 numbers of a model: 1.weight, 1.bias … 4 more",
+    )
 
 
 @pytest.mark.parametrize(
     ("shift", "note", "trend"),
-    [(0.1, "+10.0 points against fedavg", "good"), (-0.1, "−10.0 points against fedavg", "bad"), (0.0, "+0.0", "")],
+    [
+        (0.1, "+10.0 points against fedavg", "good"),
+        (-0.1, "−10.0 points against fedavg", "bad"),
+        (0.0, "+0.0", ""),
+    ],
 )
 def test_accuracy_is_told_against_another_run(make_run, page_of, shift, note, trend):
     run, other = make_run(), make_run()
@@ -72,19 +83,30 @@ def test_accuracy_is_told_against_another_run(make_run, page_of, shift, note, tr
 
 def test_of_perplexity_less_is_more(make_run, page_of):
     run = make_run(language=True)
-    other = replace(run, client_rows=[row | {"loss": float(np.log(21.25))} for row in run.client_rows])
+    other = replace(
+        run, client_rows=[row | {"loss": float(np.log(21.25))} for row in run.client_rows]
+    )
     card = page_of(run, other, "fedavg").cards[0]
-    assert (card.label, card.value, card.note, card.trend) == ("Perplexity", "11.2", "−10.0 against fedavg", "good")
+    assert (card.label, card.value, card.note, card.trend) == (
+        "Perplexity",
+        "11.2",
+        "−10.0 against fedavg",
+        "good",
+    )
 
 
 def test_courses_go_on_from_the_cluster_that_was_split(split_run, section, page_of):
     found = section(page_of(split_run), "scores")
-    lines = {trace["name"]: trace for trace in found.figures[""]["data"] if trace.get("yaxis") != "y2"}
+    lines = {
+        trace["name"]: trace for trace in found.figures[""]["data"] if trace.get("yaxis") != "y2"
+    }
     assert lines["cluster 1"]["x"] == [1, 2, 3, 4]
     assert lines["cluster 1"]["y"] == pytest.approx([0.66, 0.62, 0.63, 0.64])  # as in test_figures
     assert lines["cluster 3"]["x"] == [2, 3, 4]
     assert lines["cluster 1"]["line"]["color"] == "@c0"
-    assert {mark["x0"] for mark in found.figures[""]["layout"]["shapes"] if mark["xref"] == "x"} == {1, 2}
+    assert {
+        mark["x0"] for mark in found.figures[""]["layout"]["shapes"] if mark["xref"] == "x"
+    } == {1, 2}
     assert "clusters were split in round 1, 2." in found.caption
     (numbers,) = found.tables
     assert numbers.columns == ["round", "0", "2", "1", "3", "4"]
@@ -115,16 +137,25 @@ def test_long_runs_are_thinned_and_that_is_said(make_run):
 
 
 def test_norms_stand_against_their_thresholds(make_run, section, page_of):
-    run = replace(make_run([(1, 0)]), config={"algorithm": {"name": "cfl", "eps1": "auto", "eps2": 0.5}})
+    run = replace(
+        make_run([(1, 0)]), config={"algorithm": {"name": "cfl", "eps1": "auto", "eps2": 0.5}}
+    )
     found = section(page_of(run), "norms")
     levels = [mark for mark in found.figures[""]["layout"]["shapes"] if mark["xref"] == "paper"]
     assert [(mark["yref"], mark["y0"]) for mark in levels] == [("y", 0.5)]
-    found_out = {line["name"]: list(zip(line["x"], line["y"], strict=True)) for line in found.figures[""]["data"]}
+    found_out = {
+        line["name"]: list(zip(line["x"], line["y"], strict=True))
+        for line in found.figures[""]["data"]
+    }
     assert found_out["ε₁ of 0"] == [(1, 0.1)], "a tenth of the largest mean norm so far"
     assert found_out["ε₁ of 1"] == [(2, 0.1), (3, 0.1), (4, 0.1)], "a lineage begins at the root"
     told = "ε₂ for the largest is 0.5 and ε₁ for the mean is a tenth of the largest mean so far"
     assert f"Threshold {told} (dashed)." in found.caption
-    assert found.tables[0].rows == [["0", "2.00", "1.00"], ["1", "0.50", "0.25"], ["2", "0.50", "0.25"]]
+    assert found.tables[0].rows == [
+        ["0", "2.00", "1.00"],
+        ["1", "0.50", "0.25"],
+        ["2", "0.50", "0.25"],
+    ]
 
 
 def test_similarities_stand_in_the_order_of_the_tree(split_run, section, page_of):
@@ -137,7 +168,11 @@ def test_similarities_stand_in_the_order_of_the_tree(split_run, section, page_of
     (heat,) = found.figures["root: 4 clients, round 1"]["data"]
     assert heat["x"] == ["0", "1", "2", "3"]
     assert heat["z"][0] == [None, 0.25, 0.25, 0.25], "nobody is compared with themselves"
-    assert [entry.label for entry in found.legend] == ["true cluster 0", "true cluster 1", "true cluster 2"]
+    assert [entry.label for entry in found.legend] == [
+        "true cluster 0",
+        "true cluster 1",
+        "true cluster 2",
+    ]
     assert found.tables[0].rows[0] == ["0", "1", "4", "0.25", "0.25", "0.25"]
 
 
@@ -151,7 +186,9 @@ def test_a_large_matrix_is_drawn_as_means_over_neighbours(make_run, section, pag
     assert np.array(heat["z"]).shape == (SIDE, SIDE)
     assert heat["z"][0][0] == 1, "a block on the diagonal without the diagonal itself"
     assert heat["z"][0][SIDE - 1] == 0
-    assert f"Matrices of more than {SIDE} clients are drawn as means over neighbours." in found.caption
+    assert (
+        f"Matrices of more than {SIDE} clients are drawn as means over neighbours." in found.caption
+    )
 
 
 def test_only_the_largest_clusters_have_heat_maps(make_run, section, page_of):
@@ -175,7 +212,11 @@ def test_the_flow_tells_who_went_where(split_run, section, page_of, table):
     # Rows of the round of a split name the new clusters: of round 1 nodes 1 and 2, of round 2 nodes 1, 3 and 4.
     assert sankey["node"]["label"] == ["1", "2", "1", "3", "4", "true 0", "true 1", "true 2"]
     assert table(found, "Moves between clusters").rows == [
-        *(["round 1: 1", "round 2: 1", "2"], ["round 1: 2", "round 2: 3", "1"], ["round 1: 2", "round 2: 4", "1"]),
+        *(
+            ["round 1: 1", "round 2: 1", "2"],
+            ["round 1: 2", "round 2: 3", "1"],
+            ["round 1: 2", "round 2: 4", "1"],
+        ),
         *(["round 2: 1", "truth: true 0", "2"], ["round 2: 3", "truth: true 1", "1"]),
         ["round 2: 4", "truth: true 2", "1"],
     ]
@@ -196,20 +237,30 @@ def test_a_flow_of_many_stages_and_clusters_is_thinned(make_run, section, page_o
     assert REST < 0, "no cluster has that number"
 
 
-def test_clients_that_lost_against_another_run_are_listed_those_first_that_lost_most(make_run, section, page_of, table):
+def test_clients_that_lost_against_another_run_are_listed_those_first_that_lost_most(
+    make_run, section, page_of, table
+):
     run = make_run(clients=3, rounds=1)  # all at 0.51
-    other = replace(run, client_rows=[row | {"accuracy": 0.5 + 0.1 * row["client"]} for row in run.client_rows])
+    other = replace(
+        run, client_rows=[row | {"accuracy": 0.5 + 0.1 * row["client"]} for row in run.client_rows]
+    )
     found = section(page_of(run, other, "fedavg"), "clients")
     assert "Rings: the same clients with fedavg; 2 clients are worse off." in found.caption
     lost = table(found, "Clients with a worse score than with fedavg")
     assert lost.rows == [["2", "0", "70.0 %", "51.0 %"], ["1", "0", "60.0 %", "51.0 %"]]
 
 
-def test_without_another_run_clients_are_measured_by_the_root_s_model(split_run, section, page_of, table):
+def test_without_another_run_clients_are_measured_by_the_root_s_model(
+    split_run, section, page_of, table
+):
     first = dict.fromkeys(range(4), 0.9)
     rows = [
         row
-        | ({"served_by": 0, "accuracy": first[row["client"]]} if row["round"] == 1 else {"served_by": row["cluster"]})
+        | (
+            {"served_by": 0, "accuracy": first[row["client"]]}
+            if row["round"] == 1
+            else {"served_by": row["cluster"]}
+        )
         for row in split_run.client_rows
     ]
     found = section(page_of(replace(split_run, client_rows=rows)), "clients")
@@ -228,7 +279,14 @@ def test_nobody_lost_and_nobody_is_listed(make_run, section, page_of, table):
 
 
 def checked(kind: str, number: int, p_value: float, **numbers: float | None) -> dict:
-    values = {"p_value": p_value, "level": 0.01, "gain": 0.5, "gain_before": 0.1, "gamma": None, **numbers}
+    values = {
+        "p_value": p_value,
+        "level": 0.01,
+        "gain": 0.5,
+        "gain_before": 0.1,
+        "gamma": None,
+        **numbers,
+    }
     return {"round": number, "kind": kind, "node": 0, "clusters": [[0, 1], [2, 3]], **values}
 
 
@@ -236,12 +294,19 @@ def test_checks_tell_p_value_level_and_gain(make_run, section, page_of, table):
     events = [checked("regrouped", 2, 0.001), checked("checked", 4, 0.2, gamma=1.5)]
     found = section(page_of(replace(make_run(), events=events)), "checks")
     level, p_values, before, gains = found.figures[""]["data"]
-    assert (level["y"], p_values["y"], before["y"], gains["y"]) == ([0.01] * 2, [0.001, 0.2], [0.1] * 2, [0.5] * 2)
+    assert (level["y"], p_values["y"], before["y"], gains["y"]) == (
+        [0.01] * 2,
+        [0.001, 0.2],
+        [0.1] * 2,
+        [0.5] * 2,
+    )
     assert "After 1 of 2 checks the clients were regrouped" in found.caption
     axis = found.figures[""]["layout"]["yaxis"]
     assert (axis["type"], axis["tickformat"]) == ("log", "~g"), "0.005 is no small 5"
     alone = section(page_of(replace(make_run(), events=events[:1])), "checks")
-    assert alone.figures[""]["data"][0]["mode"] == "lines+markers", "a line of one point is not seen"
+    assert alone.figures[""]["data"][0]["mode"] == "lines+markers", (
+        "a line of one point is not seen"
+    )
     assert table(found, "Checks").rows == [
         ["2", "changed to 2 + 2", "0.001", "0.01", "0.5", "0.1", "∞"],
         ["4", "unchanged 2 + 2", "0.2", "0.01", "0.5", "0.1", "1.50"],
@@ -249,29 +314,68 @@ def test_checks_tell_p_value_level_and_gain(make_run, section, page_of, table):
 
 
 def test_tests_of_cfl_show_which_cluster_was_split(make_run, section, page_of, table):
-    split = {"round": 2, "kind": "split", "node": 0, "children": [1, 2], "clusters": [[0, 1], [2, 3]], "p_value": 0.001}
-    tests = [checked("tested", 2, 0.001), {**checked("tested", 4, 0.2), "node": 1, "clusters": [[0, 1]]}]
+    split = {
+        "round": 2,
+        "kind": "split",
+        "node": 0,
+        "children": [1, 2],
+        "clusters": [[0, 1], [2, 3]],
+        "p_value": 0.001,
+    }
+    tests = [
+        checked("tested", 2, 0.001),
+        {**checked("tested", 4, 0.2), "node": 1, "clusters": [[0, 1]]},
+    ]
     run = replace(make_run(), events=[tests[0], split, tests[1]])
     found = section(page_of(run), "checks")
     assert "After 1 of 2 checks a cluster was split" in found.caption
     _, p_values, *_ = found.figures[""]["data"]
     sizes = p_values["marker"]["size"]
     assert sizes[0] > sizes[1]
-    assert [row[1] for row in table(found, "Checks").rows] == ["found 2 + 2", "found 2 in cluster 1"]
+    assert [row[1] for row in table(found, "Checks").rows] == [
+        "found 2 + 2",
+        "found 2 in cluster 1",
+    ]
     *_, p, gain = event_table(run).columns
-    assert [(column.header, *column.cells) for column in (p, gain)] == [("p-value", "0.001"), ("gain", "–")]
+    assert [(column.header, *column.cells) for column in (p, gain)] == [
+        ("p-value", "0.001"),
+        ("gain", "–"),
+    ]
 
 
 def test_answers_left_out_are_counted_by_round_reason_and_client(make_run, section, page_of, table):
-    far, further = (f"norm {norm}, more than 20 times its cluster's median, 0.687" for norm in (21, 36.5))
+    far, further = (
+        f"norm {norm}, more than 20 times its cluster's median, 0.687" for norm in (21, 36.5)
+    )
     events = [
-        {"round": 1, "kind": "left_out", "node": 0, "query": "train", "clients": {"0": "norm 7.5", "1": "no answer"}},
-        {"round": 3, "kind": "left_out", "node": 0, "query": "train", "clients": {"0": "norm 8.1e+9"}},
-        {"round": 3, "kind": "left_out", "node": 0, "query": "train", "clients": {"2": far, "3": further}},
+        {
+            "round": 1,
+            "kind": "left_out",
+            "node": 0,
+            "query": "train",
+            "clients": {"0": "norm 7.5", "1": "no answer"},
+        },
+        {
+            "round": 3,
+            "kind": "left_out",
+            "node": 0,
+            "query": "train",
+            "clients": {"0": "norm 8.1e+9"},
+        },
+        {
+            "round": 3,
+            "kind": "left_out",
+            "node": 0,
+            "query": "train",
+            "clients": {"2": far, "3": further},
+        },
         {"round": 3, "kind": "retried", "node": 0, "query": "train", "clients": 2, "answered": 1},
     ]
     found = section(page_of(replace(make_run(), events=events)), "faults")
-    assert found.caption == "5 replies left out, by round and reason. Absent clients were queried again 2 times."
+    assert (
+        found.caption
+        == "5 replies left out, by round and reason. Absent clients were queried again 2 times."
+    )
     assert [(bar["name"], bar["x"], bar["y"]) for bar in found.figures[""]["data"]] == [
         ("norm #", [1, 3], [1, 1]),
         ("norm more than 20 times its cluster's median", [1, 3], [0, 2]),
@@ -286,8 +390,16 @@ def test_what_was_limited_is_counted_by_how_and_by_client(make_run, section, pag
         "norm 7, shortened to 5 times the median of all, 1.2",
     )
     how = {"1": f"{capped}; {shortened}"}
-    limited = [{"round": n, "kind": "limited", "node": 0, "query": "train", "clients": how} for n in (1, 2)]
-    lost = {"round": 3, "kind": "left_out", "node": 0, "query": "train", "clients": {"0": "no answer"}}
+    limited = [
+        {"round": n, "kind": "limited", "node": 0, "query": "train", "clients": how} for n in (1, 2)
+    ]
+    lost = {
+        "round": 3,
+        "kind": "left_out",
+        "node": 0,
+        "query": "train",
+        "clients": {"0": "no answer"},
+    }
     for events, title in ((limited, "Limited replies"), ([*limited, lost], "Replies left out")):
         found = section(page_of(replace(make_run(), events=events)), "faults")
         assert found.title == title
@@ -318,11 +430,21 @@ def test_newcomers_are_shown_as_assign_wrote_them(make_run, section, page_of, ta
     row = {"name": "late", "path": [0, 2], "fits": False, "margin": 0.25}
     row |= {"accuracy": 0.9, "accuracy_root": 0.5, "accuracy_own": 0.7, "accuracy_fine_tuned": 0.95}
     summary = {"newcomers": 1, "fit_nowhere": 1, "assignment_accuracy": 1.0, **row}
-    found = section(page_of(make_run(), newcomers={"summary": summary, "newcomers": [row]}), "newcomers")
+    found = section(
+        page_of(make_run(), newcomers={"summary": summary, "newcomers": [row]}), "newcomers"
+    )
     assert [trace["y"] for trace in found.figures[""]["data"]] == [[0.9], [0.5], [0.7], [0.95]]
     assert "100 % were assigned to a cluster of their true one. 1 fit no cluster" in found.caption
     lines = table(found, "Newcomers").rows
-    assert lines[0] == ["late", "0 › 2 (fits no cluster)", "0.25", "90.0 %", "50.0 %", "70.0 %", "95.0 %"]
+    assert lines[0] == [
+        "late",
+        "0 › 2 (fits no cluster)",
+        "0.25",
+        "90.0 %",
+        "50.0 %",
+        "70.0 %",
+        "95.0 %",
+    ]
     assert lines[1][0] == "mean"
 
 
@@ -332,7 +454,10 @@ def test_who_joined_and_left_is_told_without_newcomers_too(make_run, section, pa
         {"round": 3, "kind": "left", "node": 0, "clients": [1]},
     ]
     found = section(page_of(replace(make_run(), events=events)), "newcomers")
-    assert table(found, "Clients that joined or left").rows == [["2", "joined", "1", "7, 8"], ["3", "left", "0", "1"]]
+    assert table(found, "Clients that joined or left").rows == [
+        ["2", "joined", "1", "7, 8"],
+        ["3", "left", "0", "1"],
+    ]
 
 
 def test_a_run_of_a_config_names_the_command_that_repeats_it(make_run, section, page_of, tmp_path):
@@ -349,17 +474,33 @@ def test_a_run_of_a_config_names_the_command_that_repeats_it(make_run, section, 
 
 def test_parts_of_a_model_and_a_task_are_settings_like_others(make_run, section, page_of):
     parts = {
-        "model": {"name": "mlp", "personal": ["3.*", "a, b"], "adapter": {"kind": "lora", "targets": ["1.*"]}},
+        "model": {
+            "name": "mlp",
+            "personal": ["3.*", "a, b"],
+            "adapter": {"kind": "lora", "targets": ["1.*"]},
+        },
         "task": {"name": "regression", "metrics": ["mae"], "class_weights": []},
         "algorithm": {"name": "ifca", "long": [0.123456] * 20},
     }
-    text = section(page_of(replace(make_run(), config=parts)), "config").texts["Config, with every default filled in"]
-    for line in ('personal = ["3.*", "a, b"]', 'targets = ["1.*"]', 'metrics = ["mae"]', "class_weights = []"):
+    text = section(page_of(replace(make_run(), config=parts)), "config").texts[
+        "Config, with every default filled in"
+    ]
+    for line in (
+        'personal = ["3.*", "a, b"]',
+        'targets = ["1.*"]',
+        'metrics = ["mae"]',
+        "class_weights = []",
+    ):
         assert line in text.splitlines()
     assert tomllib.loads(text) == parts
     assert as_texts(parts) == {
         **{"model.name": "mlp", "model.personal": "3.*, a, b", "model.adapter.kind": "lora"},
-        **{"model.adapter.targets": "1.*", "task.name": "regression", "task.metrics": "mae", "task.class_weights": "–"},
+        **{
+            "model.adapter.targets": "1.*",
+            "task.name": "regression",
+            "task.metrics": "mae",
+            "task.class_weights": "–",
+        },
         **{"algorithm.name": "ifca", "algorithm.long": ", ".join(["0.123456"] * 20)},
     }
 
@@ -373,7 +514,11 @@ def test_a_run_of_python_has_no_command(make_run, section, page_of):
 
 def test_a_run_whose_last_round_was_not_evaluated_can_be_shown(page_of):
     """As it is while a run goes on."""
-    raw = {"rounds": 3, "evaluate_every": 2, "data": {"name": "digits", "clients": 3, "samples_per_client": 30}}
+    raw = {
+        "rounds": 3,
+        "evaluate_every": 2,
+        "data": {"name": "digits", "clients": 3, "samples_per_client": 30},
+    }
     config, seen = check_config(raw), []
 
     class Follows(Callback):
@@ -381,7 +526,9 @@ def test_a_run_whose_last_round_was_not_evaluated_can_be_shown(page_of):
             seen.extend([run] if (run := record.so_far()) else [])
 
     config.run(config.federation(), callbacks=[Follows()])
-    assert [run.summary["rounds"] for run in seen] == [2, 3], "not before there is something to show"
+    assert [run.summary["rounds"] for run in seen] == [2, 3], (
+        "not before there is something to show"
+    )
     early = json.dumps(seen[0].summary["accuracy"])
     assert page_of(seen[0]).cards[0].value != "–"
     assert json.dumps(seen[0].summary["accuracy"]) == early
@@ -406,7 +553,12 @@ def test_the_tree_says_what_each_cluster_is(split_run, section, page_of):
     assert root.thickness > one.thickness > three.thickness
     assert (one.colour, three.colour, two.colour, root.colour) == ("@c0", "@c1", "@muted", "@ink")
     assert dict(two.facts) == {
-        **{"clients": "2", "rounds": "2 to 2", "accuracy before its split": "87.0 %", "purity": "50 %"},
+        **{
+            "clients": "2",
+            "rounds": "2 to 2",
+            "accuracy before its split": "87.0 %",
+            "purity": "50 %",
+        },
         **{"mean norm at its split": "0.50", "max norm at its split": "1.00"},
         **{"α cross max at its split": "−0.10", "γ bound at its split": "0.74"},
     }
@@ -421,7 +573,9 @@ def test_the_tree_says_what_each_cluster_is(split_run, section, page_of):
 def test_clusters_without_members_are_not_drawn(make_run, section, page_of):
     tree = ParameterTree.star([[0, 1, 2, 3], []], torch.zeros(1))
     rows = [row | {"cluster": 1} for row in make_run().client_rows]
-    run = replace(make_run(), tree=tree, cluster_rows=[], similarities=(), client_rows=rows, events=[])
+    run = replace(
+        make_run(), tree=tree, cluster_rows=[], similarities=(), client_rows=rows, events=[]
+    )
     found = section(page_of(run), "tree")
     (picture,) = found.trees.values()
     assert [branch.id for branch in picture.branches] == [0, 1]

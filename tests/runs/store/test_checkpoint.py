@@ -31,14 +31,24 @@ def a_checkpoint(number: int = 7) -> Checkpoint:
     tree = ParameterTree.root_only([0, 1, 2], torch.randn(5, generator=draw))
     cached = [torch.randn(n, 5, generator=draw) for n in (2, 1)]
     criteria = {"mean_norm": 0.1 + 0.2, "gamma_bound": 1 / 3}
-    split = tree.split(0, [[0, 2], [1]], params=tree.nodes[0].params, cached=cached, round_number=3, criteria=criteria)
+    split = tree.split(
+        0,
+        [[0, 2], [1]],
+        params=tree.nodes[0].params,
+        cached=cached,
+        round_number=3,
+        criteria=criteria,
+    )
     return Checkpoint(
         round=number,
         config={"seed": 1, "rounds": 9, "algorithm": {"name": "cfl", "eps1": None}},
         made_with={"engine": "workers, loop", "device": "cpu"},
         fingerprint="ab12",
         tree=split,
-        memory={"peaks": torch.randn(3, generator=draw, dtype=torch.float64), "leaves": torch.tensor([[1, 2]])},
+        memory={
+            "peaks": torch.randn(3, generator=draw, dtype=torch.float64),
+            "leaves": torch.tensor([[1, 2]]),
+        },
         on_cpu=frozenset({"peaks"}),
         rows={
             "metrics": [{"round": 1, "ari": 0.1 + 0.2, "loss": math.inf, "gap": None}],
@@ -68,7 +78,12 @@ def check_same(ours: Checkpoint, theirs: Checkpoint) -> None:
         assert torch.equal(theirs.memory[name], tensor)
     for a, b in zip(ours.tree.nodes, theirs.tree.nodes, strict=True):
         assert torch.equal(a.params, b.params)
-        assert (a.members, a.born, a.split_in, dict(a.criteria)) == (b.members, b.born, b.split_in, dict(b.criteria))
+        assert (a.members, a.born, a.split_in, dict(a.criteria)) == (
+            b.members,
+            b.born,
+            b.split_in,
+            dict(b.criteria),
+        )
         assert (a.cached is None and b.cached is None) or torch.equal(a.cached, b.cached)
     (before,), (after,) = ours.similarities, theirs.similarities
     assert (after.node, after.round, after.clients) == (before.node, before.round, before.clients)
@@ -77,9 +92,16 @@ def check_same(ours: Checkpoint, theirs: Checkpoint) -> None:
 
 
 def test_a_checkpoint_is_safetensors_and_json_alone(written):
-    assert {str(path.relative_to(written)) for path in written.rglob("*") if path.is_file()} == set(FILES)
+    assert {str(path.relative_to(written)) for path in written.rglob("*") if path.is_file()} == set(
+        FILES
+    )
     texts = [(written / name).read_text() for name in FILES if name.endswith(".json")]
-    texts += [line for name in FILES if name.endswith(".jsonl") for line in (written / name).read_text().splitlines()]
+    texts += [
+        line
+        for name in FILES
+        if name.endswith(".jsonl")
+        for line in (written / name).read_text().splitlines()
+    ]
     assert all(json.loads(text) for text in texts)
 
 
@@ -87,7 +109,9 @@ def test_tensors_that_share_memory_are_written(tmp_path):
     """Models of a star are rows of one tensor, and the root's is its first leaf's."""
     whole = torch.arange(6.0).view(2, 3)
     tree = ParameterTree.star([[0], [1]], whole)
-    checkpoint = dataclasses.replace(a_checkpoint(), tree=tree, memory={"models": whole, "first": whole[0]})
+    checkpoint = dataclasses.replace(
+        a_checkpoint(), tree=tree, memory={"models": whole, "first": whole[0]}
+    )
     checkpoint.write(tmp_path / "round-000001")
     again = Checkpoint.read(tmp_path / "round-000001")
     assert [node.params.tolist() for node in again.tree.nodes] == [[0, 1, 2], [0, 1, 2], [3, 4, 5]]
@@ -97,9 +121,14 @@ def test_tensors_that_share_memory_are_written(tmp_path):
 def test_what_is_kept_on_the_cpu_stays_there(written):
     """The meta device stands for a GPU."""
     moved = Checkpoint.read(written).moved("meta")
-    assert {name: tensor.device.type for name, tensor in moved.memory.items()} == {"peaks": "cpu", "leaves": "meta"}
+    assert {name: tensor.device.type for name, tensor in moved.memory.items()} == {
+        "peaks": "cpu",
+        "leaves": "meta",
+    }
     assert {node.params.device.type for node in moved.tree.nodes} == {"meta"}
-    assert {node.cached.device.type for node in moved.tree.nodes if node.cached is not None} == {"meta"}
+    assert {node.cached.device.type for node in moved.tree.nodes if node.cached is not None} == {
+        "meta"
+    }
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -124,7 +153,9 @@ def test_one_flipped_bit_is_found(written, name, place):
     content = bytearray((written / name).read_bytes())
     content[int(place * len(content))] ^= 1
     (written / name).write_bytes(content)
-    with pytest.raises(CheckpointError, match=re.escape(f"{written / name} is damaged: its SHA-256 is not")):
+    with pytest.raises(
+        CheckpointError, match=re.escape(f"{written / name} is damaged: its SHA-256 is not")
+    ):
         Checkpoint.read(written)
 
 
@@ -160,10 +191,14 @@ def test_every_flipped_byte_of_the_manifest_is_found(written):
             Checkpoint.read(written)
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"[]", b"3", b"{}", b'{"format": 2, "sha256": 5}'])
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff\xfe", b"[]", b"3", b"{}", b'{"format": 2, "sha256": 5}']
+)
 def test_what_is_no_manifest_is_one_clear_error(written, content):
     (written / "checkpoint.json").write_bytes(content)
-    with pytest.raises(CheckpointError, match=re.escape(f"{written / 'checkpoint.json'} cannot be read: ")):
+    with pytest.raises(
+        CheckpointError, match=re.escape(f"{written / 'checkpoint.json'} cannot be read: ")
+    ):
         Checkpoint.read(written)
 
 
@@ -241,7 +276,9 @@ def test_what_is_damaged_in_a_checkpoint_is_not_taken_for_right_in_a_later_one(t
     shared.write_bytes(shared.read_bytes().replace(b"0.5", b"0.6"))
     RunFolder(tmp_path).save(dataclasses.replace(a_checkpoint(10), rows=rows_of(10)))
     name = newest.with_name("round-000010") / "record" / shared.name
-    with pytest.raises(CheckpointError, match=re.escape(f"{name} is damaged: its SHA-256 is not the one in")):
+    with pytest.raises(
+        CheckpointError, match=re.escape(f"{name} is damaged: its SHA-256 is not the one in")
+    ):
         Checkpoint.read(newest.with_name("round-000010"))
     assert Checkpoint.read(newest).rows == rows_of(9)
 
@@ -269,7 +306,9 @@ def test_members_of_large_clusters_are_written_once(tmp_path, monkeypatch):
     tree = a_checkpoint(9).tree.reassigned({0: 2})  # of the leaves (0, 2) and (1,)
     saving: list[str] = []
     save = np.save
-    monkeypatch.setattr(members.np, "save", lambda path, array: saving.append(path.name) or save(path, array))
+    monkeypatch.setattr(
+        members.np, "save", lambda path, array: saving.append(path.name) or save(path, array)
+    )
     RunFolder(tmp_path).save(dataclasses.replace(a_checkpoint(9), tree=tree, rows=rows_of(9)))
     (now,) = tmp_path.rglob("round-000009")
     files = {path.name for path in (now / "members").iterdir()}
@@ -290,5 +329,7 @@ def test_members_that_are_not_there_are_refused(written, name):
     manifest = json.loads((written / "checkpoint.json").read_text())
     manifest["sha256"]["tree/tree.json"] = sha256_of(path)
     (written / "checkpoint.json").write_text(json.dumps(manifest))
-    with pytest.raises(CheckpointError, match=r"members should be a list, or the name of a file|No such file"):
+    with pytest.raises(
+        CheckpointError, match=r"members should be a list, or the name of a file|No such file"
+    ):
         Checkpoint.read(written)

@@ -40,7 +40,9 @@ SPLITS = CFL(eps2=1e-3, split_rounds=(2, 3))
 
 
 def ran(algorithm=SPLITS, module: nn.Module | None = None, **settings) -> Run:
-    return simulate(algorithm, module or linear(), federation_of([0, 1, 2, 3] * 2), **{**SETTINGS, **settings})
+    return simulate(
+        algorithm, module or linear(), federation_of([0, 1, 2, 3] * 2), **{**SETTINGS, **settings}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +84,9 @@ def test_plain_pytorch_loads_the_model_that_the_client_was_evaluated_with(make, 
     path = export_model(run, tmp_path / "five.safetensors", client=5)
     model = make()
     model.load_state_dict(load_file(path))
-    (told,) = (row["accuracy"] for row in run.client_rows if row["round"] == 4 and row["client"] == 5)
+    (told,) = (
+        row["accuracy"] for row in run.client_rows if row["round"] == 4 and row["client"] == 5
+    )
     x, y = federation.examples(5, "test")
     assert float((model.eval()(x).argmax(1) == y).double().mean()) == told
 
@@ -91,11 +95,15 @@ def test_a_level_of_the_path_or_a_node_may_be_asked_for(run, tmp_path):
     path = [node.id for node in run.tree.path(3)]
     assert len(path) == 3
     for level, node in zip((0, 1, -1), path, strict=True):
-        of_client = export_model(run, tmp_path / f"client{level}.safetensors", client=3, level=level)
+        of_client = export_model(
+            run, tmp_path / f"client{level}.safetensors", client=3, level=level
+        )
         of_node = export_model(run, tmp_path / f"node{node}.safetensors", node=node)
         mine, its = load_file(of_client), load_file(of_node)
         assert all(torch.equal(mine[name], its[name]) for name in mine)
-        assert torch.equal(mine["1.weight"].flatten(), run.tree.nodes[node].params[: FEATURES * LABELS])
+        assert torch.equal(
+            mine["1.weight"].flatten(), run.tree.nodes[node].params[: FEATURES * LABELS]
+        )
         assert card_of(of_client)["exported_for"] == {"client": 3, "name": "c3"}
         assert card_of(of_node)["exported_for"] is None
 
@@ -105,11 +113,25 @@ def test_the_card_of_a_leaf(run, tmp_path):
     assert leaf.members == (2, 3, 6, 7)
     path = export_model(run, tmp_path / "leaf.safetensors", node=leaf.id)
     card = card_of(path)
-    scores = [row["accuracy"] for row in run.client_rows if row["round"] == 4 and row["client"] in leaf.members]
-    assert (card["node"], card["level"], card["leaf"], card["members"]) == (3, 2, True, [2, 3, 6, 7])
+    scores = [
+        row["accuracy"]
+        for row in run.client_rows
+        if row["round"] == 4 and row["client"] in leaf.members
+    ]
+    assert (card["node"], card["level"], card["leaf"], card["members"]) == (
+        3,
+        2,
+        True,
+        [2, 3, 6, 7],
+    )
     assert card["path"] == [0, 1, 3]
     assert card["rounds"] == {"run": 4, "born": 3, "trained_until": 4}
-    assert card["data"] == {"description": "tiny", "training_examples": 4 * 24, "shape": [FEATURES], "scaled": None}
+    assert card["data"] == {
+        "description": "tiny",
+        "training_examples": 4 * 24,
+        "shape": [FEATURES],
+        "scaled": None,
+    }
     assert card["accuracy"]["mean"] == pytest.approx(sum(scores) / 4)
     assert (card["accuracy"]["clients"], card["accuracy"]["round"]) == (4, 4)
     assert card["algorithm"]["name"] == card["config"]["algorithm"]["name"] == "cfl"
@@ -122,11 +144,16 @@ def test_the_card_of_a_leaf(run, tmp_path):
 
 @pytest.mark.parametrize(
     ("scaling", "told"),
-    [("unit", "pixels as (x / 255 − 0.0) / 1.0"), ("pixel", "each pixel standardised over the images of the source")],
+    [
+        ("unit", "pixels as (x / 255 − 0.0) / 1.0"),
+        ("pixel", "each pixel standardised over the images of the source"),
+    ],
 )
 def test_a_card_says_how_pixels_were_scaled(scaling, told, tmp_path):
     """Whoever feeds the exported model has to do the same."""
-    config = check_config({"rounds": 1, "data": {"clients": 2, "scaling": scaling}, "model": {"name": "mclr"}})
+    config = check_config(
+        {"rounds": 1, "data": {"clients": 2, "scaling": scaling}, "model": {"name": "mclr"}}
+    )
     path = export_model(config.run(config.federation()), tmp_path / "root.safetensors", node=0)
     assert told in path.with_suffix(".md").read_text()
 
@@ -150,7 +177,11 @@ def test_a_node_that_nobody_was_served_with_has_no_accuracy(tmp_path):
 
 def test_of_the_root_of_a_star_no_round_is_told(tmp_path):
     """IFCA's is an initial model, FedGroup's the mean of the groups' models."""
-    path = export_model(ran(Oracle({client: client % 2 for client in range(8)})), tmp_path / "root.safetensors", node=0)
+    path = export_model(
+        ran(Oracle({client: client % 2 for client in range(8)})),
+        tmp_path / "root.safetensors",
+        node=0,
+    )
     assert card_of(path)["rounds"] == {"run": 4, "born": 0, "trained_until": None}
     assert "| rounds | root of a star, in a run of 4 |" in path.with_suffix(".md").read_text()
 
@@ -182,12 +213,32 @@ def test_a_page_tells_how_pixels_are_scaled(run, tmp_path):
     ("asked", "error", "told"),
     [
         ({}, ConfigError, "export takes either --client or --node, got neither"),
-        ({"client": 1, "node": 2}, ConfigError, "export takes either --client or --node, got client 1 and node 2"),
-        ({"node": 2, "level": 1}, ConfigError, "--level 1 goes with --client; node 2 has one model only"),
+        (
+            {"client": 1, "node": 2},
+            ConfigError,
+            "export takes either --client or --node, got client 1 and node 2",
+        ),
+        (
+            {"node": 2, "level": 1},
+            ConfigError,
+            "--level 1 goes with --client; node 2 has one model only",
+        ),
         ({"node": 7}, TreeError, "node 7 is not in the parameter tree, which has the nodes 0 to 4"),
-        ({"node": -1}, TreeError, "node -1 is not in the parameter tree, which has the nodes 0 to 4"),
-        ({"client": 8}, TreeError, "client 8 is not in the parameter tree, which holds 8 clients from 0 to 7"),
-        ({"client": 1, "level": 3}, TreeError, "level 3 is not on the path of client 1, which has 3 levels"),
+        (
+            {"node": -1},
+            TreeError,
+            "node -1 is not in the parameter tree, which has the nodes 0 to 4",
+        ),
+        (
+            {"client": 8},
+            TreeError,
+            "client 8 is not in the parameter tree, which holds 8 clients from 0 to 7",
+        ),
+        (
+            {"client": 1, "level": 3},
+            TreeError,
+            "level 3 is not on the path of client 1, which has 3 levels",
+        ),
     ],
 )
 def test_what_the_tree_has_not_is_refused(run, tmp_path, asked, error, told):
@@ -206,19 +257,25 @@ def test_another_suffix_is_refused(run, tmp_path):
 def test_a_file_that_exists_is_left_as_it_is(run, tmp_path, suffix):
     there = tmp_path / f"model{suffix}"
     there.write_text("mine")
-    with pytest.raises(RunError, match=re.escape(f"{there} exists already; name another file with --out")):
+    with pytest.raises(
+        RunError, match=re.escape(f"{there} exists already; name another file with --out")
+    ):
         export_model(run, tmp_path / "model.safetensors", node=0)
     assert there.read_text() == "mine"
     assert list(tmp_path.iterdir()) == [there]
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SafetensorError("I/O error: no space left")])
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), SafetensorError("I/O error: no space left")]
+)
 def test_a_disk_that_fills_up_leaves_nothing_half_written(run, tmp_path, monkeypatch, error):
     def full(*_):
         raise error
 
     monkeypatch.setattr(files, "save_file", full)
-    with pytest.raises(RunError, match=re.escape(f"cannot write {tmp_path / 'm.safetensors'}: {error}")):
+    with pytest.raises(
+        RunError, match=re.escape(f"cannot write {tmp_path / 'm.safetensors'}: {error}")
+    ):
         export_model(run, tmp_path / "m.safetensors", node=0)
     assert list(tmp_path.iterdir()) == []
 
@@ -231,7 +288,14 @@ def export_and_be_killed(run: Run, path: Path, moment: str) -> None:
             if moment == "nothing is on the disk":
                 staging.bring_to_disk = lambda _: os._exit(0)
             else:
-                moves = iter(("the card is moved", "the page is moved", "the model is moved", "it has cleaned up"))
+                moves = iter(
+                    (
+                        "the card is moved",
+                        "the page is moved",
+                        "the model is moved",
+                        "it has cleaned up",
+                    )
+                )
                 move = staging.take_place
 
                 def moved(source: Path, target: Path) -> None:
@@ -287,7 +351,9 @@ def test_two_exports_of_a_model_are_the_same_bytes(run, tmp_path):
     for name in ("first", "second", "third"):
         export_model(run, tmp_path / name / "m.safetensors", client=5)
     for suffix in (".safetensors", ".json", ".md"):
-        found = {(tmp_path / name / f"m{suffix}").read_bytes() for name in ("first", "second", "third")}
+        found = {
+            (tmp_path / name / f"m{suffix}").read_bytes() for name in ("first", "second", "third")
+        }
         assert len(found) == 1
 
 
@@ -298,7 +364,9 @@ def test_a_header_in_order_says_what_was_given_whatever_its_characters(tmp_path)
     written = set[bytes]()
     for number in range(20):
         path = tmp_path / f"{number}.safetensors"
-        files.write_tensors(path, {"ä": torch.ones(3), "b": torch.zeros(2, dtype=torch.int64)}, header)
+        files.write_tensors(
+            path, {"ä": torch.ones(3), "b": torch.zeros(2, dtype=torch.int64)}, header
+        )
         written.add(path.read_bytes())
     assert len(written) == 1
     with safe_open(tmp_path / "0.safetensors", "pt") as tensors:
@@ -308,7 +376,9 @@ def test_a_header_in_order_says_what_was_given_whatever_its_characters(tmp_path)
 
 def test_a_file_below_a_file_cannot_be_written(run, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match=re.escape(f"cannot write {tmp_path / 'file' / 'm.safetensors'}: ")):
+    with pytest.raises(
+        RunError, match=re.escape(f"cannot write {tmp_path / 'file' / 'm.safetensors'}: ")
+    ):
         export_model(run, tmp_path / "file" / "m.safetensors", node=0)
 
 
@@ -321,7 +391,10 @@ def test_a_folder_of_before_layouts_were_kept_reads_but_cannot_be_exported_from(
     again = Run.load(unsealed(folder))
     assert again.layout is None
     assert torch.equal(again.tree.model_for(3), run.tree.model_for(3))
-    with pytest.raises(RunError, match=r"written before the layout of the model was kept.* run its config\.toml again"):
+    with pytest.raises(
+        RunError,
+        match=r"written before the layout of the model was kept.* run its config\.toml again",
+    ):
         export_model(again, tmp_path / "model.safetensors", client=3)
 
 
@@ -347,7 +420,9 @@ def test_a_damaged_layout_is_one_clear_error(run, tmp_path, damage):
 
 def test_a_layout_of_another_model_is_refused(run, tmp_path):
     other = replace(run, layout=Layout.of(perceptron()))
-    with pytest.raises(RunError, match="the run is damaged: its layout has 92 entries, the model of node 3 28"):
+    with pytest.raises(
+        RunError, match="the run is damaged: its layout has 92 entries, the model of node 3 28"
+    ):
         export_model(other, tmp_path / "model.safetensors", node=3)
 
 
@@ -366,24 +441,36 @@ def test_a_client_gets_the_whole_model_that_it_is_served_with(algorithm, tmp_pat
         assert card["exported_for"].get("own", False) is (algorithm != "fedper")
         assert card["accuracy"]["clients"] == 1
         assert card["accuracy"]["mean"] == pytest.approx(row["accuracy"])
-    assert not torch.equal(*(load_file(tmp_path / f"{client}.safetensors")["3.weight"] for client in (1, 2)))
+    assert not torch.equal(
+        *(load_file(tmp_path / f"{client}.safetensors")["3.weight"] for client in (1, 2))
+    )
 
 
 def test_a_level_of_the_path_is_the_tree_s_and_a_node_has_what_is_shared(tmp_path):
     ditto, fedper = ran("ditto", perceptron()), ran("fedper", perceptron())
     root = load_file(export_model(ditto, tmp_path / "root.safetensors", client=1, level=0))
-    assert torch.equal(root["1.weight"], ditto.layout.unflatten(ditto.tree.nodes[0].params)["1.weight"])
-    assert load_file(export_model(fedper, tmp_path / "node.safetensors", node=0)).keys() == {"1.weight", "1.bias"}
+    assert torch.equal(
+        root["1.weight"], ditto.layout.unflatten(ditto.tree.nodes[0].params)["1.weight"]
+    )
+    assert load_file(export_model(fedper, tmp_path / "node.safetensors", node=0)).keys() == {
+        "1.weight",
+        "1.bias",
+    }
 
 
 def test_what_only_a_client_of_a_network_has_is_not_exported(tmp_path):
     run = replace(ran("fedper", perceptron()), kept={})
-    with pytest.raises(RunError, match="no personal parameters of client 1: over a network they stay with it"):
+    with pytest.raises(
+        RunError, match="no personal parameters of client 1: over a network they stay with it"
+    ):
         export_model(run, tmp_path / "model.safetensors", client=1)
     local = ran("local", perceptron())
     local = replace(local, kept={}, config={**local.config, "network": {}})
     for export in (export_model, partial(export_adapter, alpha=1.0)):
-        with pytest.raises(RunError, match="no model of client 1: over a network it stays with it; export the server"):
+        with pytest.raises(
+            RunError,
+            match="no model of client 1: over a network it stays with it; export the server",
+        ):
             export(local, tmp_path / "model.safetensors", client=1)
 
 
@@ -392,5 +479,7 @@ def test_personal_parameters_of_another_shape_are_damaged(shape, tmp_path):
     run = ran("fedper", perceptron())
     folder = run.save(tmp_path / "run")
     save_file({"1/personal": torch.zeros(shape)}, folder / "personal.safetensors")
-    with pytest.raises(RunError, match=r"1/personal in personal.safetensors should be of shape \[36\], got"):
+    with pytest.raises(
+        RunError, match=r"1/personal in personal.safetensors should be of shape \[36\], got"
+    ):
         Run.load(resealed(folder))

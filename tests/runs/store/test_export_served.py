@@ -51,7 +51,10 @@ OPTIONS: dict[str, dict] = {
 }
 MORE = {
     "cfl, fall-back": ("cfl", {"eps2": 1e-6, "split_rounds": (2,), "fallback": True}),
-    "rcfl, personal": ("rcfl", {"level": 0.5, "check_every": 2, "personalize": True, "fallback": True}),
+    "rcfl, personal": (
+        "rcfl",
+        {"level": 0.5, "check_every": 2, "personalize": True, "fallback": True},
+    ),
     "per_fedavg, hessian": ("per_fedavg", {"alpha": 0.3, "variant": "HF", "adapt_steps": 3}),
 }
 METHODS = {**{name: (name, OPTIONS.get(name, {})) for name in ALGORITHMS}, **MORE}
@@ -59,14 +62,21 @@ METHODS = {**{name: (name, OPTIONS.get(name, {})) for name in ALGORITHMS}, **MOR
 
 def normed(seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Flatten(), nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, LABELS))
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, LABELS)
+    )
 
 
 FEDERATION = federation_of(TRUTH)
 
 
 def ran(name: str, options: dict, model=perceptron, **settings) -> Run:
-    settings = {"local": LocalTraining(epochs=2, batch_size=10, lr=0.3), "rounds": 3, "engine": "loop", **settings}
+    settings = {
+        "local": LocalTraining(epochs=2, batch_size=10, lr=0.3),
+        "rounds": 3,
+        "engine": "loop",
+        **settings,
+    }
     algorithm = build_algorithm(name, options, dict(enumerate(TRUTH)))
     many = algorithm.initial_models > 1
     return simulate(algorithm, model if many else model(), FEDERATION, **settings)
@@ -84,9 +94,13 @@ def test_every_client_of_every_method_gets_what_it_was_served_with(method, tmp_p
     name, options = METHODS[method]
     model = normed if name in ("fedbn", "fedem") else perceptron
     fraction = 1.0 if name == "private_choice" else 0.4
-    more = {"fedbuff": {}, "rcfl": {"client_fraction": 1.0}}.get(name, {"client_fraction": fraction})
+    more = {"fedbuff": {}, "rcfl": {"client_fraction": 1.0}}.get(
+        name, {"client_fraction": fraction}
+    )
     run = ran(name, options, model, **more)
-    served = {row["client"]: row for row in run.client_rows if row["round"] == run.summary["rounds"]}
+    served = {
+        row["client"]: row for row in run.client_rows if row["round"] == run.summary["rounds"]
+    }
     assert served.keys() == set(FEDERATION.ids)
     run = Run.load(run.save(tmp_path / "run"))
     for client, row in served.items():
@@ -118,18 +132,26 @@ def test_a_mixture_is_one_state_dict_with_the_client_s_weights(mixture_run, tmp_
     assert not tensors
 
 
-def test_the_card_of_a_mixture_says_what_it_is_and_loads_it_without_fedclade(mixture_run, tmp_path, monkeypatch):
+def test_the_card_of_a_mixture_says_what_it_is_and_loads_it_without_fedclade(
+    mixture_run, tmp_path, monkeypatch
+):
     path = export_model(mixture_run, tmp_path / "two.safetensors", client=2)
     card, page = card_of(path), path.with_suffix(".md").read_text()
     weights = mixture_run.kept[2]["mixture"].tolist()
     assert card["mixture"] == {"nodes": [1, 2, 3], "weights": weights, "task": "classification"}
     (row,) = [row for row in mixture_run.client_rows if (row["round"], row["client"]) == (3, 2)]
-    assert (card["accuracy"]["clients"], card["accuracy"]["mean"]) == (1, pytest.approx(row["accuracy"]))
+    assert (card["accuracy"]["clients"], card["accuracy"]["mean"]) == (
+        1,
+        pytest.approx(row["accuracy"]),
+    )
     assert card["tensors"]["models.2.3.weight"] == {"shape": [LABELS, 8], "dtype": "float32"}
     assert card["tensors"]["weights"] == {"shape": [3], "dtype": "float64"}
     assert card["tensors"].keys() == load_file(path).keys()
     assert page.startswith("# Mixture of nodes 1, 2, 3 of a fedem run\n")
-    assert f"; a mixture of {weights[0]:.3g} × node 1, {weights[1]:.3g} × node 2, {weights[2]:.3g} × node 3 |" in page
+    assert (
+        f"; a mixture of {weights[0]:.3g} × node 1, {weights[1]:.3g} × node 2, {weights[2]:.3g} × node 3 |"
+        in page
+    )
     monkeypatch.chdir(tmp_path)
     names = {"model": perceptron(seed=9)}
     for block in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL):
@@ -155,7 +177,9 @@ def test_a_run_that_is_continued_has_the_same_weights(tmp_path):
     ran("fedem", {"clusters": 2}, rounds=2, **settings)
     continued = ran("fedem", {"clusters": 2}, **settings)
     assert continued.kept.keys() == whole.kept.keys() == set(FEDERATION.ids)
-    assert all(torch.equal(continued.kept[c]["mixture"], whole.kept[c]["mixture"]) for c in whole.kept)
+    assert all(
+        torch.equal(continued.kept[c]["mixture"], whole.kept[c]["mixture"]) for c in whole.kept
+    )
 
 
 @pytest.mark.parametrize(("task", "outputs"), [("binary", 0), ("multilabel", 3), ("regression", 0)])
@@ -174,9 +198,13 @@ def test_mixtures_of_every_task_predict_what_was_scored(task, outputs, tmp_path)
     x, y = federation.examples(1, "test")
     with torch.no_grad():
         predicted = load_export(path, model(5))(x)
-    right = (predicted - y).abs() if task == "regression" else ((predicted > 0) == (y > 0.5)).double()
+    right = (
+        (predicted - y).abs() if task == "regression" else ((predicted > 0) == (y > 0.5)).double()
+    )
     (row,) = [row for row in run.client_rows if (row["round"], row["client"]) == (2, 1)]
-    assert float(right.mean()) == pytest.approx(row["mae" if task == "regression" else "accuracy"], abs=1e-6)
+    assert float(right.mean()) == pytest.approx(
+        row["mae" if task == "regression" else "accuracy"], abs=1e-6
+    )
 
 
 @pytest.mark.parametrize("task", ["classification", "binary", "regression"])
@@ -184,11 +212,17 @@ def test_the_module_predicts_what_evaluations_mix(task):
     models = [perceptron(seed) for seed in range(3)]
     mixture = ModelMixture(models[0], 3, task)
     weights = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
-    state = {f"models.{k}.{name}": t for k, model in enumerate(models) for name, t in model.state_dict().items()}
+    state = {
+        f"models.{k}.{name}": t
+        for k, model in enumerate(models)
+        for name, t in model.state_dict().items()
+    }
     mixture.load_state_dict({**state, "weights": weights})
     x = torch.randn(7, FEATURES)
     with torch.no_grad():
-        expected = mix_outputs(task, torch.stack([model(x) for model in models]), weights.expand(7, 3))
+        expected = mix_outputs(
+            task, torch.stack([model(x) for model in models]), weights.expand(7, 3)
+        )
         torch.testing.assert_close(mixture(x), expected, rtol=0, atol=0)
 
 
@@ -197,25 +231,36 @@ def test_the_module_predicts_what_evaluations_mix(task):
 
 def test_a_client_that_falls_back_gets_the_root_s_model(tmp_path):
     """Four clients of one distribution that are split all the same: the model of all is better on validation data."""
-    federation, local = federation_of([0] * 4, [12] * 4, validation=60), LocalTraining(epochs=2, batch_size=10, lr=0.3)
+    federation, local = (
+        federation_of([0] * 4, [12] * 4, validation=60),
+        LocalTraining(epochs=2, batch_size=10, lr=0.3),
+    )
     algorithm = CFL(eps2=1e-6, split_rounds=(1, 2), fallback=True)
     run = simulate(algorithm, perceptron(), federation, rounds=4, local=local, engine="loop")
     last = {row["client"]: row for row in run.client_rows if row["round"] == 4}
-    client = next(client for client, row in last.items() if row["served_by"] != run.tree.leaf_of[client])
+    client = next(
+        client for client, row in last.items() if row["served_by"] != run.tree.leaf_of[client]
+    )
     path = export_model(run, tmp_path / "served.safetensors", client=client)
     served = run.tree.nodes[last[client]["served_by"]]
     assert card_of(path)["node"] == served.id
     assert torch.equal(load_file(path)["1.bias"], run.layout.unflatten(served.model)["1.bias"])
     x, y = federation.examples(client, "test")
     module = load_export(path, perceptron(seed=9))
-    assert float((module(x).argmax(1) == y).double().mean()) == pytest.approx(last[client]["accuracy"])
+    assert float((module(x).argmax(1) == y).double().mean()) == pytest.approx(
+        last[client]["accuracy"]
+    )
     leaf = export_model(run, tmp_path / "leaf.safetensors", client=client, level=-1)
     assert card_of(leaf)["node"] == run.tree.leaf_of[client]
 
 
 def test_a_client_that_was_not_evaluated_gets_its_leaf_s_model(tmp_path):
     run = ran("ifca", {"clusters": 2}, evaluate_clients=3)
-    client = next(client for client in FEDERATION.ids if client not in {row["client"] for row in run.client_rows})
+    client = next(
+        client
+        for client in FEDERATION.ids
+        if client not in {row["client"] for row in run.client_rows}
+    )
     path = export_model(run, tmp_path / "leaf.safetensors", client=client)
     assert card_of(path)["node"] == run.tree.leaf_of[client]
 
@@ -236,7 +281,9 @@ def test_weights_that_only_a_client_of_a_network_has_are_not_exported(mixture_ru
 def test_a_model_that_only_a_client_of_a_network_has_is_not_exported(name, tmp_path):
     run = ran(name, OPTIONS.get(name, {}), rounds=1)
     there = replace(run, kept={}, config={**run.config, "network": {}})
-    with pytest.raises(RunError, match="no model of client 2: over a network it stays with it; export the server's"):
+    with pytest.raises(
+        RunError, match="no model of client 2: over a network it stays with it; export the server's"
+    ):
         export_model(there, tmp_path / "two.safetensors", client=2)
 
 
@@ -257,10 +304,15 @@ def test_weights_of_another_number_of_models_are_damaged(mixture_run, tmp_path):
 def test_a_run_of_before_the_task_was_kept_is_told_apart(mixture_run, tmp_path):
     summary = {key: value for key, value in mixture_run.summary.items() if key != "task"}
     before = replace(mixture_run, summary=summary)
-    with pytest.raises(RunError, match=r"written before the kind of its task was kept.* run its config\.toml again"):
+    with pytest.raises(
+        RunError, match=r"written before the kind of its task was kept.* run its config\.toml again"
+    ):
         export_model(before, tmp_path / "two.safetensors", client=2)
     named = replace(before, config={**before.config, "task": {"name": "classification"}})
-    assert card_of(export_model(named, tmp_path / "two.safetensors", client=2))["mixture"]["task"] == "classification"
+    assert (
+        card_of(export_model(named, tmp_path / "two.safetensors", client=2))["mixture"]["task"]
+        == "classification"
+    )
 
 
 def test_no_one_adapter_is_a_mixture(tmp_path):
@@ -289,14 +341,20 @@ def test_an_export_is_loaded_into_the_module_itself_in_evaluation_mode(tmp_path)
     assert not module.training
     assert torch.equal(module[1].weight.flatten(), run.tree.nodes[0].params[: FEATURES * 8])
     save_file(perceptron(3).state_dict(), tmp_path / "other.safetensors")
-    assert torch.equal(load_export(tmp_path / "other.safetensors", module)[1].weight, perceptron(3)[1].weight)
+    assert torch.equal(
+        load_export(tmp_path / "other.safetensors", module)[1].weight, perceptron(3)[1].weight
+    )
 
 
 def test_what_cannot_be_loaded_is_named(mixture_run, tmp_path):
     path = export_model(mixture_run, tmp_path / "two.safetensors", client=2)
-    with pytest.raises(ModelError, match=rf"the model in {re.escape(str(path))} does not fit into this Linear: "):
+    with pytest.raises(
+        ModelError, match=rf"the model in {re.escape(str(path))} does not fit into this Linear: "
+    ):
         load_export(path, nn.Linear(2, 2))
     (tmp_path / "broken.safetensors").write_bytes(b"no tensors")
     for name in ("broken", "missing"):
-        with pytest.raises(RunError, match=rf"cannot read the model in {re.escape(str(tmp_path / name))}"):
+        with pytest.raises(
+            RunError, match=rf"cannot read the model in {re.escape(str(tmp_path / name))}"
+        ):
             load_export(tmp_path / f"{name}.safetensors", perceptron())

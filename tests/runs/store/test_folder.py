@@ -36,17 +36,26 @@ TRUTH = [0, 1, 0, 1]
 
 def run_in(folder: Path, after: int | None = None, truth=TRUTH, model=None, **settings) -> Run:
     """Run in a folder, with a checkpoint after every round; stop after one of them."""
-    settings = {"local": LocalTraining(batch_size=10), "rounds": 5, "engine": "loop", "checkpoint_every": 1} | settings
+    settings = {
+        "local": LocalTraining(batch_size=10),
+        "rounds": 5,
+        "engine": "loop",
+        "checkpoint_every": 1,
+    } | settings
     rounds = iter(range(1, 100))
     stop = (lambda: next(rounds) == after) if after else None
     algorithm = settings.pop("algorithm", CFL(eps2=1e-3, split_rounds=(2,)))
-    return simulate(algorithm, model or linear(), federation_of(truth), folder=folder, stop=stop, **settings)
+    return simulate(
+        algorithm, model or linear(), federation_of(truth), folder=folder, stop=stop, **settings
+    )
 
 
 @pytest.fixture
 def unfinished(tmp_path: Path) -> Path:
     """A run that was stopped after its third round of five."""
-    with pytest.raises(RunInterrupted, match="interrupted after round 3; the same call continues from"):
+    with pytest.raises(
+        RunInterrupted, match="interrupted after round 3; the same call continues from"
+    ):
         run_in(tmp_path / "run", after=3)
     return tmp_path / "run"
 
@@ -56,11 +65,17 @@ def checkpoints(folder: Path) -> list[str]:
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def end_of(folder: Path) -> bytes:
-    return (folder / "tree/tree.safetensors").read_bytes() + (folder / "clients.parquet").read_bytes()
+    return (folder / "tree/tree.safetensors").read_bytes() + (
+        folder / "clients.parquet"
+    ).read_bytes()
 
 
 def test_the_last_two_checkpoints_are_kept(unfinished):
@@ -90,7 +105,9 @@ def test_a_finished_run_can_be_given_more_rounds(tmp_path, keep_checkpoints):
     assert run_in(tmp_path / "short").summary["rounds"] == 5
     run_in(tmp_path / "long")
     assert end_of(tmp_path / "short") == end_of(tmp_path / "long")
-    with pytest.raises(RunError, match="holds a run of another config: its rounds is 5, and 4 would be fewer"):
+    with pytest.raises(
+        RunError, match="holds a run of another config: its rounds is 5, and 4 would be fewer"
+    ):
         run_in(tmp_path / "short", rounds=4)
 
 
@@ -109,20 +126,28 @@ def test_an_empty_folder_is_taken_and_another_is_left_as_it_is(tmp_path):
     (tmp_path / "mine/thesis.txt").write_text("mine")
     (tmp_path / "file").write_text("mine")
     for name in ("mine", "file"):
-        text = f"{tmp_path / name} exists already and holds no run; name another folder, or remove it"
+        text = (
+            f"{tmp_path / name} exists already and holds no run; name another folder, or remove it"
+        )
         with pytest.raises(RunError, match=re.escape(text)):
             run_in(tmp_path / name)
     assert snapshot(tmp_path / "mine") == {"thesis.txt": b"mine"}
 
 
-@pytest.mark.parametrize("left", [[".config.toml.writing"], [".lock"], [".config.toml.writing", ".lock"]])
-def test_what_a_run_left_that_was_killed_before_its_config_was_written_is_taken_over(tmp_path, left):
+@pytest.mark.parametrize(
+    "left", [[".config.toml.writing"], [".lock"], [".config.toml.writing", ".lock"]]
+)
+def test_what_a_run_left_that_was_killed_before_its_config_was_written_is_taken_over(
+    tmp_path, left
+):
     (tmp_path / "run").mkdir()
     for name in left:
         (tmp_path / "run" / name).write_text("rounds = ")
     assert check_free(tmp_path / "run", take_over=True) == tmp_path / "run"
     assert run_in(tmp_path / "run").summary["rounds"] == 5
-    assert not {".config.toml.writing", ".lock"} & {path.name for path in (tmp_path / "run").iterdir()}
+    assert not {".config.toml.writing", ".lock"} & {
+        path.name for path in (tmp_path / "run").iterdir()
+    }
     run_in(tmp_path / "other")
     assert end_of(tmp_path / "run") == end_of(tmp_path / "other")
 
@@ -131,9 +156,14 @@ def test_a_file_of_the_user_beside_such_leftovers_is_left_as_it_is(tmp_path):
     (tmp_path / "run").mkdir()
     for name in (".config.toml.writing", "thesis.txt"):
         (tmp_path / "run" / name).write_text("mine")
-    with pytest.raises(RunError, match=re.escape(f"{tmp_path / 'run'} exists already and holds no run")):
+    with pytest.raises(
+        RunError, match=re.escape(f"{tmp_path / 'run'} exists already and holds no run")
+    ):
         run_in(tmp_path / "run")
-    with pytest.raises(RunError, match=re.escape(f"{tmp_path / 'run'} exists already; name another folder with --out")):
+    with pytest.raises(
+        RunError,
+        match=re.escape(f"{tmp_path / 'run'} exists already; name another folder with --out"),
+    ):
         check_free(tmp_path / "run", take_over=True)
     assert set(snapshot(tmp_path / "run")) == {".config.toml.writing", "thesis.txt"}
 
@@ -144,7 +174,9 @@ def test_leftovers_of_a_run_that_is_still_beginning_are_not_taken_over(tmp_path)
     lock = Lock()
     lock.take(tmp_path / "run")
     try:
-        with pytest.raises(FolderInUseError, match=re.escape(f"writing to the run folder {tmp_path / 'run'}")):
+        with pytest.raises(
+            FolderInUseError, match=re.escape(f"writing to the run folder {tmp_path / 'run'}")
+        ):
             run_in(tmp_path / "run")
         assert set(snapshot(tmp_path / "run")) == {".config.toml.writing", ".lock"}
     finally:
@@ -156,10 +188,16 @@ def test_leftovers_of_a_run_that_is_still_beginning_are_not_taken_over(tmp_path)
     [
         ({"seed": 4}, "its seed is 0, not 4"),
         ({"engine": "stacked"}, "its engine is 'loop', not 'stacked'"),
-        ({"algorithm": CFL(eps2=1e-3, split_rounds=(3,))}, "its algorithm.split_rounds is [2], not [3]"),
+        (
+            {"algorithm": CFL(eps2=1e-3, split_rounds=(3,))},
+            "its algorithm.split_rounds is [2], not [3]",
+        ),
         ({"algorithm": "fedavg"}, "its algorithm.name is 'cfl', not 'fedavg'"),
         ({"target": 0.5}, "its target.accuracy is None, not 0.5"),
-        ({"local": LocalTraining(batch_size=10, clip_norm=0.5)}, "its local.clip_norm is None, not 0.5"),
+        (
+            {"local": LocalTraining(batch_size=10, clip_norm=0.5)},
+            "its local.clip_norm is None, not 0.5",
+        ),
         ({"rounds": 4}, "its rounds is 5, and 4 would be fewer"),
     ],
 )
@@ -178,11 +216,22 @@ def test_what_was_left_to_auto_can_stay_so(was, now):
 
 
 def test_what_nobody_has_set_and_earlier_versions_noted_is_no_other_config():
-    now = {"rounds": 1, "local": {"lr": 0.1}, "signature": {}, "algorithm": {"name": "cfl", "split_rounds": []}}
+    now = {
+        "rounds": 1,
+        "local": {"lr": 0.1},
+        "signature": {},
+        "algorithm": {"name": "cfl", "split_rounds": []},
+    }
     then = {**now, "local": {"lr": 0.1, "options": {}}, "signature": {"of": []}}
     assert first_difference(then, now) is None
-    assert first_difference(now, {**now, "signature": {"of": ["head.*"]}}) == "its signature.of is None, not ['head.*']"
-    assert first_difference(now, {**now, "algorithm": {"name": "cfl"}}) == "its algorithm.split_rounds is [], not None"
+    assert (
+        first_difference(now, {**now, "signature": {"of": ["head.*"]}})
+        == "its signature.of is None, not ['head.*']"
+    )
+    assert (
+        first_difference(now, {**now, "algorithm": {"name": "cfl"}})
+        == "its algorithm.split_rounds is [], not None"
+    )
 
 
 def test_how_often_to_save_and_how_long_to_run_may_change(unfinished):
@@ -191,9 +240,13 @@ def test_how_often_to_save_and_how_long_to_run_may_change(unfinished):
 
 def test_other_data_and_another_model_are_refused(unfinished):
     before = snapshot(unfinished)
-    with pytest.raises(CheckpointError, match="was made with other data than was loaded now; give the run the data"):
+    with pytest.raises(
+        CheckpointError, match="was made with other data than was loaded now; give the run the data"
+    ):
         run_in(unfinished, truth=[0, 1, 1, 0])
-    larger = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 4))  # of a class of the same name, and 28 + 20 parameters
+    larger = nn.Sequential(
+        nn.Linear(6, 4), nn.Linear(4, 4)
+    )  # of a class of the same name, and 28 + 20 parameters
     text = "the checkpoint of round 3 holds models of 28 entries, and the model given has 48; give the run the model"
     with pytest.raises(CheckpointError, match=text):
         run_in(unfinished, model=larger)
@@ -201,7 +254,10 @@ def test_other_data_and_another_model_are_refused(unfinished):
 
 
 def test_a_run_of_the_cpu_cannot_go_on_elsewhere(unfinished):
-    with pytest.raises(ConfigError, match="the run began on the CPU and can only go on there; leave out --device cuda"):
+    with pytest.raises(
+        ConfigError,
+        match="the run began on the CPU and can only go on there; leave out --device cuda",
+    ):
         run_in(unfinished, device="cuda")
 
 
@@ -209,7 +265,9 @@ DAMAGES = {
     "cut off": lambda path: (path / "run.json").write_bytes((path / "run.json").read_bytes()[:100]),
     "flipped": lambda path: _flip(path / "tree/tree.safetensors"),
     "no manifest": lambda path: (path / "checkpoint.json").unlink(),
-    "of the future": lambda path: (path / "checkpoint.json").write_text('{"format": 99, "sha256": {}}'),
+    "of the future": lambda path: (path / "checkpoint.json").write_text(
+        '{"format": 99, "sha256": {}}'
+    ),
     "empty": lambda path: [shutil.rmtree(path), path.mkdir()],
 }
 
@@ -230,7 +288,9 @@ def _foreign(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [*DAMAGES, "foreign"])
-def test_what_cannot_be_used_is_told_once_and_the_checkpoint_before_it_is_taken(unfinished, tmp_path, damage, caplog):
+def test_what_cannot_be_used_is_told_once_and_the_checkpoint_before_it_is_taken(
+    unfinished, tmp_path, damage, caplog
+):
     newest = unfinished / "checkpoints/round-000003"
     {**DAMAGES, "foreign": _foreign}[damage](newest)
     run_in(unfinished)
@@ -249,7 +309,9 @@ def test_where_no_checkpoint_can_be_used_nothing_is_destroyed(unfinished, damage
     for path in (unfinished / "checkpoints").iterdir():
         DAMAGES[damage](path)
     before = snapshot(unfinished)
-    with pytest.raises(CheckpointError, match=re.escape(f"no checkpoint of {unfinished} can be used: ")) as caught:
+    with pytest.raises(
+        CheckpointError, match=re.escape(f"no checkpoint of {unfinished} can be used: ")
+    ) as caught:
         run_in(unfinished)
     assert all(f"round-00000{number}" in str(caught.value) for number in (2, 3))
     assert snapshot(unfinished) == before
@@ -260,7 +322,9 @@ def full(*_, **__):
 
 
 @pytest.mark.parametrize("writer", ["write_tree", "write_tensors", "_write_json"])
-def test_a_disk_that_fills_up_leaves_the_checkpoints_before(unfinished, tmp_path, monkeypatch, writer):
+def test_a_disk_that_fills_up_leaves_the_checkpoints_before(
+    unfinished, tmp_path, monkeypatch, writer
+):
     before = snapshot(unfinished)
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint_module, writer, full)
@@ -295,7 +359,10 @@ def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path, monkeypatch):
 def test_a_damaged_config_is_one_clear_error(unfinished):
     (unfinished / "config.toml").write_text("seed = [")
     with pytest.raises(
-        RunError, match=re.escape(f"the run folder {unfinished} is damaged: ValueError: config.toml is no TOML (")
+        RunError,
+        match=re.escape(
+            f"the run folder {unfinished} is damaged: ValueError: config.toml is no TOML ("
+        ),
     ):
         run_in(unfinished)
 
@@ -328,7 +395,9 @@ def test_more_rounds_that_fail_at_once_leave_the_results_that_there_were(tmp_pat
     assert run_in(tmp_path / "run").summary["rounds"] == 5
 
 
-def test_a_failure_is_not_hidden_by_a_checkpoint_that_cannot_be_written(tmp_path, monkeypatch, caplog):
+def test_a_failure_is_not_hidden_by_a_checkpoint_that_cannot_be_written(
+    tmp_path, monkeypatch, caplog
+):
     def fails(row, tree):
         monkeypatch.setattr(checkpoint_module, "write_tree", full)
         raise UpdateError("in a callback")
@@ -348,4 +417,6 @@ def test_what_changed_since_a_checkpoint_is_told(unfinished, caplog):
         run.with_name("checkpoint.json").write_text(json.dumps(manifest))
     run_in(unfinished)
     (line,) = [record.message for record in caplog.records]
-    assert line == "the run may end in other bits than without the interruption: threads 64 is now 1"
+    assert (
+        line == "the run may end in other bits than without the interruption: threads 64 is now 1"
+    )

@@ -29,7 +29,14 @@ from tests.folders import resealed, unsealed
 from tests.tiny import federation_of, linear
 
 FILES = (
-    *("config.toml", "summary.json", "events.jsonl", "metrics.parquet", "clusters.parquet", "clients.parquet"),
+    *(
+        "config.toml",
+        "summary.json",
+        "events.jsonl",
+        "metrics.parquet",
+        "clusters.parquet",
+        "clients.parquet",
+    ),
     *("similarities.npz", "tree/tree.json", "tree/tree.safetensors"),
 )
 
@@ -37,7 +44,13 @@ FILES = (
 @pytest.fixture(scope="module")
 def run() -> Run:
     algorithm = CFL(eps2=1e-3, split_rounds=(2,))
-    return simulate(algorithm, linear(), federation_of([0, 1, 0, 1]), local=LocalTraining(batch_size=10), rounds=3)
+    return simulate(
+        algorithm,
+        linear(),
+        federation_of([0, 1, 0, 1]),
+        local=LocalTraining(batch_size=10),
+        rounds=3,
+    )
 
 
 @pytest.fixture
@@ -67,7 +80,10 @@ def test_one_flipped_bit_in_a_weight_is_not_exported(folder):
     content = bytearray(path.read_bytes())
     content[-1] ^= 0x40
     path.write_bytes(content)
-    assert_damaged(folder, f"{path} is damaged: its SHA-256 is not the one in manifest.json; restore it from a copy")
+    assert_damaged(
+        folder,
+        f"{path} is damaged: its SHA-256 is not the one in manifest.json; restore it from a copy",
+    )
 
 
 @pytest.mark.parametrize("name", [*FILES[1:], "manifest.json"])
@@ -82,7 +98,9 @@ def test_a_manifest_that_lacks_a_file_is_found(folder):
     manifest = json.loads((folder / "manifest.json").read_text())
     del manifest["sha256"]["tree/tree.safetensors"]
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    assert_damaged(folder, f"the run folder {folder} is damaged: manifest.json lacks tree/tree.safetensors")
+    assert_damaged(
+        folder, f"the run folder {folder} is damaged: manifest.json lacks tree/tree.safetensors"
+    )
 
 
 def test_files_that_are_put_beside_are_no_hindrance(folder):
@@ -101,7 +119,10 @@ def test_the_config_of_an_unfinished_run_is_checked(tmp_path):
     assert read_run_config(tmp_path)["seed"] == 0
     text = (tmp_path / "config.toml").read_text()
     (tmp_path / "config.toml").write_text(text.replace("seed = 0", "seed = 4"))
-    with pytest.raises(RunError, match=r"config\.toml is not what was written: its SHA-256 is not the one in its last"):
+    with pytest.raises(
+        RunError,
+        match=r"config\.toml is not what was written: its SHA-256 is not the one in its last",
+    ):
         read_run_config(tmp_path)
 
 
@@ -124,7 +145,13 @@ def text(name: str, content: str) -> Callable[[Path], None]:
 
 
 def event(**changes) -> Callable[[Path], None]:
-    split = {"round": 2, "kind": "split", "node": 0, "children": [1, 2], "clusters": [[0, 2], [1, 3]]}
+    split = {
+        "round": 2,
+        "kind": "split",
+        "node": 0,
+        "children": [1, 2],
+        "clusters": [[0, 2], [1, 3]],
+    }
     wanted = {key: value for key, value in (split | changes).items() if value is not ...}
     return text("events.jsonl", json.dumps(wanted) + "\n")
 
@@ -141,7 +168,8 @@ def table(name: str, change: Callable[[dict], object]) -> Callable[[Path], None]
 
 def similarities(**arrays: np.ndarray) -> Callable[[Path], None]:
     return lambda folder: np.savez_compressed(
-        folder / "similarities.npz", **{key.replace("_", "/"): value for key, value in arrays.items()}
+        folder / "similarities.npz",
+        **{key.replace("_", "/"): value for key, value in arrays.items()},
     )
 
 
@@ -150,7 +178,10 @@ def node(place: int, **changes) -> Callable[[Path], None]:
 
 
 DAMAGES = {
-    "summary lacks accuracy": (json_change("summary.json", lambda s: s.pop("accuracy")), "summary.json lacks accuracy"),
+    "summary lacks accuracy": (
+        json_change("summary.json", lambda s: s.pop("accuracy")),
+        "summary.json lacks accuracy",
+    ),
     "summary with words": (
         json_change("summary.json", lambda s: s.update(rounds="[/]")),
         "summary.json: rounds should be a whole number of at least 0, got '[/]'",
@@ -166,12 +197,27 @@ DAMAGES = {
     "a list for a summary": (text("summary.json", "[]"), "summary.json should be a table, got []"),
     "deep nesting": (text("events.jsonl", "[" * 100_000), "RecursionError"),
     "an event without a kind": (event(kind=...), "line 1 of events.jsonl lacks kind"),
-    "an event of no node": (event(node=99), "line 1 of events.jsonl should be of a node from 0 to 2, got 99"),
-    "an event with words": (event(round="[bold]"), "line 1 of events.jsonl: round should be a whole number"),
-    "an event that is none": (text("events.jsonl", "3\n"), "line 1 of events.jsonl should be a table, got 3"),
-    "a config of words": (text("config.toml", 'algorithm = "cfl"'), "config.toml: algorithm should be a table"),
+    "an event of no node": (
+        event(node=99),
+        "line 1 of events.jsonl should be of a node from 0 to 2, got 99",
+    ),
+    "an event with words": (
+        event(round="[bold]"),
+        "line 1 of events.jsonl: round should be a whole number",
+    ),
+    "an event that is none": (
+        text("events.jsonl", "3\n"),
+        "line 1 of events.jsonl should be a table, got 3",
+    ),
+    "a config of words": (
+        text("config.toml", 'algorithm = "cfl"'),
+        "config.toml: algorithm should be a table",
+    ),
     "a config of nothing": (text("config.toml", "rounds = 3"), "config.toml lacks algorithm"),
-    "a config without a name": (text("config.toml", "[algorithm]"), "config.toml: algorithm lacks name"),
+    "a config without a name": (
+        text("config.toml", "[algorithm]"),
+        "config.toml: algorithm lacks name",
+    ),
     "a table without a column": (
         table("clients", lambda row: row.pop("name")),
         "clients.parquet lacks the column name",
@@ -184,7 +230,10 @@ DAMAGES = {
         table("clients", lambda row: row.update(loss=None if row["client"] else row["loss"])),
         "row 1 of clients.parquet lacks loss",
     ),
-    "rows of no node": (table("clients", lambda row: row.update(cluster=7)), "should be of a node from 0 to 2, got 7"),
+    "rows of no node": (
+        table("clients", lambda row: row.update(cluster=7)),
+        "should be of a node from 0 to 2, got 7",
+    ),
     "too many rows": (
         lambda folder: pq.write_table(pa.table({"round": [1] * 1000}), folder / "metrics.parquet"),
         "metrics.parquet should have at most 3 rows, got 1000",
@@ -201,19 +250,43 @@ DAMAGES = {
         similarities(**{"0_1_clients": np.array([1, 1]), "0_1_alpha": np.eye(2)}),
         "the clients of 0/1/alpha.npy should be different clients, numbered from 0",
     ),
-    "a circle of parents": (node(1, parent=2), "the parent of node 1 should be a node before it, got 2"),
-    "a node of itself": (node(2, parent=2), "the parent of node 2 should be a node before it, got 2"),
-    "two roots": (node(1, parent=None), "the parent of node 1 should be a node before it, got None"),
-    "a root with a parent": (node(0, parent=0), "the parent of node 0 should be a node before it, got 0"),
+    "a circle of parents": (
+        node(1, parent=2),
+        "the parent of node 1 should be a node before it, got 2",
+    ),
+    "a node of itself": (
+        node(2, parent=2),
+        "the parent of node 2 should be a node before it, got 2",
+    ),
+    "two roots": (
+        node(1, parent=None),
+        "the parent of node 1 should be a node before it, got None",
+    ),
+    "a root with a parent": (
+        node(0, parent=0),
+        "the parent of node 0 should be a node before it, got 0",
+    ),
     "nodes in disorder": (node(1, id=2), "node 1 should be in place 1, where 2 is"),
-    "a member twice": (node(1, members=[0, 0]), "the members of node 1 should be different and in order"),
+    "a member twice": (
+        node(1, members=[0, 0]),
+        "the members of node 1 should be different and in order",
+    ),
     "a member that is none": (
         node(1, members=[True, 2]),
         "nodes[1]: members[0] should be a whole number of at least 0",
     ),
-    "criteria of words": (node(0, criteria={"p": "x"}), "nodes[0]: criteria: p should be a number or nothing, got 'x'"),
-    "no nodes": (json_change("tree/tree.json", lambda tree: tree.update(nodes=[])), "there is no root"),
-    "cached of others": (node(1, members=[0, 1, 2]), "cached of node 1 should be a row for each member, got [2, 28]"),
+    "criteria of words": (
+        node(0, criteria={"p": "x"}),
+        "nodes[0]: criteria: p should be a number or nothing, got 'x'",
+    ),
+    "no nodes": (
+        json_change("tree/tree.json", lambda tree: tree.update(nodes=[])),
+        "there is no root",
+    ),
+    "cached of others": (
+        node(1, members=[0, 1, 2]),
+        "cached of node 1 should be a row for each member, got [2, 28]",
+    ),
     "a layout of words": (
         json_change("tree/tree.json", lambda tree: tree.update(layout="flat")),
         "tree.json: layout should be a table, got 'flat'",
@@ -252,12 +325,16 @@ def test_a_small_file_that_unpacks_to_gigabytes_is_refused_before(folder):
             for _ in range(9):
                 big.write(bytes(2**20))
     assert (folder / "similarities.npz").stat().st_size < 20_000
-    assert_damaged(resealed(folder), "0/1/alpha.npy should be of at most 1000 clients, got 9,437,184 bytes")
+    assert_damaged(
+        resealed(folder), "0/1/alpha.npy should be of at most 1000 clients, got 9,437,184 bytes"
+    )
 
 
 def test_an_array_that_says_to_be_larger_than_it_is_is_refused(folder):
     header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (10**6, 10**6)})
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": "<f4", "fortran_order": False, "shape": (10**6, 10**6)}
+    )
     clients = io.BytesIO()
     np.save(clients, np.arange(2))
     with zipfile.ZipFile(folder / "similarities.npz", "w") as arrays:
@@ -283,7 +360,11 @@ def test_tensors_of_another_size_are_refused(folder):
         (1.0, (int, None), "it should be a whole number of at least 0 or nothing, got 1.0"),
         ([1, "a"], [int], "it[1] should be a whole number of at least 0, got 'a'"),
         ({"a": 1}, {"a": str}, "it: a should be a text, got 1"),
-        ({"a": 1, "b": "x"}, {"a": int, ...: int}, "it: b should be a whole number of at least 0, got 'x'"),
+        (
+            {"a": 1, "b": "x"},
+            {"a": int, ...: int},
+            "it: b should be a whole number of at least 0, got 'x'",
+        ),
         ({}, {"a": int}, "it lacks a"),
         ([], {"a?": int}, "it should be a table, got []"),
         ("x", [str], "it should be a list, got 'x'"),
@@ -296,14 +377,23 @@ def test_another_shape_is_told_with_its_place_and_what_is_there(value, shape, to
 
 @pytest.mark.parametrize(
     ("value", "shape"),
-    [(1, float), (math.nan, float), (None, (int, None)), ({"b": 1}, {"a?": str}), ([], [int]), (object(), object)],
+    [
+        (1, float),
+        (math.nan, float),
+        (None, (int, None)),
+        ({"b": 1}, {"a?": str}),
+        ([], [int]),
+        (object(), object),
+    ],
 )
 def test_what_has_its_shape_is_taken(value, shape):
     check_shape(value, shape, "it")
 
 
 @pytest.mark.parametrize(("config", "mode"), [({}, 0o640), ({"network": {"deadline": 60}}, 0o600)])
-def test_models_of_a_network_are_private_and_others_as_readable_as_the_folder(run, tmp_path, config, mode):
+def test_models_of_a_network_are_private_and_others_as_readable_as_the_folder(
+    run, tmp_path, config, mode
+):
     before = os.umask(0o027)
     try:
         folder = replace(run, config={**run.config, **config}).save(tmp_path / "run")
@@ -316,7 +406,10 @@ def test_models_of_a_network_are_private_and_others_as_readable_as_the_folder(ru
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (lambda rows: rows["newcomers"][0].update(accuracy=0.9), "its SHA-256 is not the one in it"),
+        (
+            lambda rows: rows["newcomers"][0].update(accuracy=0.9),
+            "its SHA-256 is not the one in it",
+        ),
         (lambda rows: rows["newcomers"][0].pop("path"), "newcomers.json: newcomers[0] lacks path"),
         (lambda rows: rows.update(summary=3), "newcomers.json: summary should be a table, got 3"),
     ],
@@ -333,5 +426,7 @@ def test_what_became_of_newcomers_is_checked(tmp_path, change, told):
     path = Newcomers([], [row], 3).save(tmp_path / "newcomers.json")
     assert read_newcomers(path)["newcomers"] == [row]
     json_change("newcomers.json", change)(tmp_path)
-    with pytest.raises(RunError, match=re.escape(f"{path} is damaged: {told}; make it again with: fedclade assign")):
+    with pytest.raises(
+        RunError, match=re.escape(f"{path} is damaged: {told}; make it again with: fedclade assign")
+    ):
         read_newcomers(path)

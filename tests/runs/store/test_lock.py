@@ -17,12 +17,27 @@ BUSY = "another process is writing to the run folder {}; wait until it is done, 
 
 
 def run_in(folder: Path, **settings) -> Run:
-    settings = {"local": LocalTraining(batch_size=10), "rounds": 3, "engine": "loop", "checkpoint_every": 1} | settings
-    return simulate(CFL(eps2=1e-3, split_rounds=(2,)), linear(), federation_of([0, 1]), folder=folder, **settings)
+    settings = {
+        "local": LocalTraining(batch_size=10),
+        "rounds": 3,
+        "engine": "loop",
+        "checkpoint_every": 1,
+    } | settings
+    return simulate(
+        CFL(eps2=1e-3, split_rounds=(2,)),
+        linear(),
+        federation_of([0, 1]),
+        folder=folder,
+        **settings,
+    )
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def held_elsewhere(folder: Path) -> tuple[int, int]:
@@ -104,7 +119,9 @@ def test_what_another_process_began_meanwhile_is_not_overwritten(tmp_path, monke
         return begin(*arguments)
 
     monkeypatch.setattr("fedclade.runs.simulation.run_rounds", late)
-    with pytest.raises(RunError, match="holds a run of another config: its seed is 7, not 0; name another folder"):
+    with pytest.raises(
+        RunError, match="holds a run of another config: its seed is 7, not 0; name another folder"
+    ):
         run_in(tmp_path / "run")
     assert Run.load(tmp_path / "run").config["seed"] == 7
     assert not (tmp_path / "run" / LOCK).exists()

@@ -10,8 +10,14 @@ import pytest
 from fedclade.runs.store.contents import AT_A_TIME, Row, RowTable, write_rows
 
 ROWS: list[Row] = [
-    *({"round": 1, "client": client, "name": f"c{client}", "loss": client / 2, "true": None} for client in range(3)),
-    *({"round": 2, "client": client, "name": f"c{client}", "loss": float("inf"), "true": 1} for client in range(2)),
+    *(
+        {"round": 1, "client": client, "name": f"c{client}", "loss": client / 2, "true": None}
+        for client in range(3)
+    ),
+    *(
+        {"round": 2, "client": client, "name": f"c{client}", "loss": float("inf"), "true": 1}
+        for client in range(2)
+    ),
 ]
 
 
@@ -34,7 +40,10 @@ def test_rows_of_each_round_are_a_block() -> None:
     assert [len(block["round"]) for block in rows.blocks] == [3, 2]
     assert rows.last == ROWS[3:]
     assert rows.column("client") == [0, 1, 2, 0, 1]
-    assert rows.with_block({"round": np.array([3]), "client": np.array([7])})[-1] == {"round": 3, "client": 7}
+    assert rows.with_block({"round": np.array([3]), "client": np.array([7])})[-1] == {
+        "round": 3,
+        "client": 7,
+    }
     assert rows == ROWS  # as they were
     assert RowTable.of(rows) is rows
 

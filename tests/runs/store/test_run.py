@@ -30,7 +30,13 @@ def finished() -> Run:
 def assert_same_tree(ours, theirs):
     assert len(ours.nodes) == len(theirs.nodes)
     for a, b in zip(ours.nodes, theirs.nodes, strict=True):
-        assert (a.id, a.parent, a.members, a.born, a.split_in) == (b.id, b.parent, b.members, b.born, b.split_in)
+        assert (a.id, a.parent, a.members, a.born, a.split_in) == (
+            b.id,
+            b.parent,
+            b.members,
+            b.born,
+            b.split_in,
+        )
         assert dict(a.criteria) == dict(b.criteria)
         assert torch.equal(a.params, b.params)
         assert (a.cached is None) == (b.cached is None)
@@ -60,8 +66,19 @@ def test_a_saved_run_reads_back_the_same(finished, tmp_path):
 
 def test_the_folder_holds_what_the_contract_names(finished, tmp_path):
     folder = finished.save(tmp_path / "run")
-    expected = {"config.toml", "summary.json", "events.jsonl", "metrics.parquet", "clusters.parquet", "clients.parquet"}
-    assert {path.name for path in folder.iterdir()} == expected | {"similarities.npz", "tree", "manifest.json"}
+    expected = {
+        "config.toml",
+        "summary.json",
+        "events.jsonl",
+        "metrics.parquet",
+        "clusters.parquet",
+        "clients.parquet",
+    }
+    assert {path.name for path in folder.iterdir()} == expected | {
+        "similarities.npz",
+        "tree",
+        "manifest.json",
+    }
     assert {path.name for path in (folder / "tree").iterdir()} == {"tree.json", "tree.safetensors"}
 
 
@@ -80,7 +97,9 @@ def test_extra_files_are_there_when_the_folder_appears(finished, tmp_path):
 def test_an_existing_folder_is_left_as_it_is(finished, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "mine.txt").write_text("mine")
-    text = re.escape(f"{tmp_path / 'run'} exists already; name another folder with --out, or remove it")
+    text = re.escape(
+        f"{tmp_path / 'run'} exists already; name another folder with --out, or remove it"
+    )
     with pytest.raises(RunError, match=text):
         finished.save(tmp_path / "run")
     with pytest.raises(RunError, match=text):
@@ -99,7 +118,9 @@ def test_a_disk_that_fills_up_leaves_nothing_half_written(finished, tmp_path, mo
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(run_module, writer, full)
-    text = re.escape(f"cannot write the run folder {tmp_path / 'run'}: [Errno 28] No space left on device")
+    text = re.escape(
+        f"cannot write the run folder {tmp_path / 'run'}: [Errno 28] No space left on device"
+    )
     with pytest.raises(RunError, match=text):
         finished.save(tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
@@ -116,31 +137,46 @@ def test_a_figure_that_fails_leaves_nothing_half_written(finished, tmp_path):
 
 def test_a_folder_below_a_file_cannot_be_written(finished, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match=re.escape(f"cannot write the run folder {tmp_path / 'file' / 'run'}: ")):
+    with pytest.raises(
+        RunError, match=re.escape(f"cannot write the run folder {tmp_path / 'file' / 'run'}: ")
+    ):
         finished.save(tmp_path / "file" / "run")
 
 
 def test_what_is_no_run_folder_is_refused(tmp_path):
-    with pytest.raises(RunError, match=re.escape(f"{tmp_path} is not a run folder: it has no summary.json")):
+    with pytest.raises(
+        RunError, match=re.escape(f"{tmp_path} is not a run folder: it has no summary.json")
+    ):
         Run.load(tmp_path)
 
 
 def test_another_format_is_refused(finished, tmp_path):
     folder = finished.save(tmp_path / "run")
     (folder / "summary.json").write_text(json.dumps({**finished.summary, "format": 99}))
-    text = re.escape(f"{folder} has format 99, this version of fedclade reads formats 1, 2 and {FORMAT}")
+    text = re.escape(
+        f"{folder} has format 99, this version of fedclade reads formats 1, 2 and {FORMAT}"
+    )
     with pytest.raises(RunError, match=text):
         Run.load(folder)
 
 
-FILES = ["config.toml", "events.jsonl", "metrics.parquet", "clusters.parquet", "clients.parquet", "similarities.npz"]
+FILES = [
+    "config.toml",
+    "events.jsonl",
+    "metrics.parquet",
+    "clusters.parquet",
+    "clients.parquet",
+    "similarities.npz",
+]
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_missing_file_is_named(finished, tmp_path, name):
     folder = finished.save(tmp_path / "run")
     (folder / name).unlink()
-    with pytest.raises(RunError, match=f"the run folder {re.escape(str(folder))} is damaged: .*{re.escape(name)}"):
+    with pytest.raises(
+        RunError, match=f"the run folder {re.escape(str(folder))} is damaged: .*{re.escape(name)}"
+    ):
         Run.load(folder)
 
 
@@ -156,7 +192,9 @@ GARBAGE = [
 def test_a_damaged_file_is_one_clear_error(finished, tmp_path, name, content):
     folder = finished.save(tmp_path / "run")
     (folder / name).write_bytes(content)
-    with pytest.raises(RunError, match=f"the run folder {re.escape(str(folder))} is damaged: ") as told:
+    with pytest.raises(
+        RunError, match=f"the run folder {re.escape(str(folder))} is damaged: "
+    ) as told:
         Run.load(folder)
     assert name in str(told.value)
     assert "restore it from a copy, or run its config again" in str(told.value)
@@ -185,7 +223,9 @@ def test_a_tree_reads_back_the_same(finished, tmp_path):
 
 
 def test_a_tree_with_an_empty_leaf_and_clients_in_none_reads_back_the_same(tmp_path):
-    tree = ParameterTree.star([(2,), ()], torch.ones(3), unassigned=[0, 1]).trained(1, torch.arange(3.0))
+    tree = ParameterTree.star([(2,), ()], torch.ones(3), unassigned=[0, 1]).trained(
+        1, torch.arange(3.0)
+    )
     tree = tree.continued(torch.full((3,), 5.0))
     write_tree(tree, tmp_path / "tree")
     again = read_tree(tmp_path / "tree")
@@ -207,24 +247,32 @@ def test_a_tree_with_an_empty_leaf_and_clients_in_none_reads_back_the_same(tmp_p
         lambda tree: (tree / "tree.json").write_text("[]"),
         lambda tree: (tree / "tree.json").write_text('{"nodes": [3]}'),
         lambda tree: (tree / "tree.json").write_text('{"nodes": [{"id": 0, "members": [1]}]}'),
-        lambda tree: (tree / "tree.json").write_text((tree / "tree.json").read_text().replace('"id": 2', '"id": 9')),
+        lambda tree: (tree / "tree.json").write_text(
+            (tree / "tree.json").read_text().replace('"id": 2', '"id": 9')
+        ),
     ],
 )
 def test_a_damaged_tree_is_one_clear_error(finished, tmp_path, damage):
     write_tree(finished.tree, tmp_path / "tree")
     damage(tmp_path / "tree")
-    with pytest.raises(RunError, match=f"the parameter tree in {re.escape(str(tmp_path / 'tree'))} is damaged: "):
+    with pytest.raises(
+        RunError, match=f"the parameter tree in {re.escape(str(tmp_path / 'tree'))} is damaged: "
+    ):
         read_tree(tmp_path / "tree")
 
 
 def test_a_run_folder_with_a_damaged_tree_names_the_tree(finished, tmp_path):
     folder = finished.save(tmp_path / "run")
     (folder / "tree" / "tree.json").write_text("{}")
-    with pytest.raises(RunError, match=r"the parameter tree in .* is damaged: ValueError: tree\.json lacks nodes"):
+    with pytest.raises(
+        RunError, match=r"the parameter tree in .* is damaged: ValueError: tree\.json lacks nodes"
+    ):
         Run.load(resealed(folder))
 
 
-def test_the_tree_of_1000_clients_with_600000_parameters_and_sketches_of_1024_is_below_50_mb(tmp_path):
+def test_the_tree_of_1000_clients_with_600000_parameters_and_sketches_of_1024_is_below_50_mb(
+    tmp_path,
+):
     """Four clusters by three splits. With whole updates on its edges the same tree would take 4.8 GB."""
     D, R = 600_000, 1024
     sketch = CountSketch(0, D, R)
@@ -260,12 +308,20 @@ def test_a_folder_of_format_1_is_read_correctly():
     assert (run.summary["format"], run.summary["rounds"], run.config["seed"]) == (1, 3, 0)
     assert [row["round"] for row in run.metric_rows] == [1, 2, 3]
     assert len(run.client_rows) == 3 * 4
-    assert [(event["round"], event["kind"], event["children"]) for event in run.events] == [(2, "split", [1, 2])]
+    assert [(event["round"], event["kind"], event["children"]) for event in run.events] == [
+        (2, "split", [1, 2])
+    ]
     assert [node.members for node in run.tree.nodes] == [(0, 1, 2, 3), (0, 2), (1, 3)]
     assert [node.params.shape for node in run.tree.nodes] == [(28,)] * 3
-    assert [None if node.cached is None else node.cached.shape for node in run.tree.nodes] == [None, (2, 28), (2, 28)]
+    assert [None if node.cached is None else node.cached.shape for node in run.tree.nodes] == [
+        None,
+        (2, 28),
+        (2, 28),
+    ]
     assert {s.node: s.round for s in run.similarities} == {0: 2, 1: 3, 2: 3}
-    assert float(run.tree.nodes[0].params.double().sum()) == pytest.approx(SUM_OF_ITS_ROOT, rel=1e-12)
+    assert float(run.tree.nodes[0].params.double().sum()) == pytest.approx(
+        SUM_OF_ITS_ROOT, rel=1e-12
+    )
 
 
 def test_an_unfinished_run_says_how_to_continue_it(finished, tmp_path):
@@ -274,7 +330,9 @@ def test_an_unfinished_run_says_how_to_continue_it(finished, tmp_path):
     text = re.escape(f"the run in {folder} is unfinished; continue with: fedclade resume {folder}")
     with pytest.raises(RunError, match=text):
         Run.load(folder)
-    text = re.escape(f"{folder} holds an unfinished run; continue it with: fedclade resume {folder}, or name another")
+    text = re.escape(
+        f"{folder} holds an unfinished run; continue it with: fedclade resume {folder}, or name another"
+    )
     with pytest.raises(RunError, match=text):
         finished.save(folder)
 
@@ -299,5 +357,8 @@ def test_without_pandas_the_rows_are_there_and_the_frames_say_what_they_need(fin
     monkeypatch.setitem(sys.modules, "pandas", None)
     run = replace(finished)
     assert len(run.metric_rows) == 3
-    with pytest.raises(MissingExtraError, match=r"Run\.clients, unlike Run\.client_rows, needs .*fedclade\[notebook\]"):
+    with pytest.raises(
+        MissingExtraError,
+        match=r"Run\.clients, unlike Run\.client_rows, needs .*fedclade\[notebook\]",
+    ):
         _ = run.clients

@@ -55,6 +55,8 @@ def test_the_command_line_works_without_tomli_w():
         "import sys; sys.modules['tomli_w'] = None; sys.argv = ['fedclade', 'reproduce', '--list']; "
         "from fedclade.cli import app; app()"
     )
-    outcome = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    outcome = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
     assert outcome.returncode == 0, outcome.stderr
     assert "flhc-table1" in outcome.stdout

@@ -35,6 +35,7 @@ def test_a_layout_whose_shared_part_is_not_of_the_whole_is_damaged(tmp_path):
     content["layout"]["parameters"].reverse()
     path.write_text(json.dumps(content))
     with pytest.raises(
-        RunError, match=r"layout .* is damaged: ValueError: what is shared should be a part of the full"
+        RunError,
+        match=r"layout .* is damaged: ValueError: what is shared should be a part of the full",
     ):
         read_layout(tmp_path / "tree")

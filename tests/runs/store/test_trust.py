@@ -50,7 +50,9 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("honest")
     config = place / "config.toml"
     config.write_text(CONFIG)
-    result = CliRunner().invoke(app, ["run", str(config), "--out", str(place / "run"), "-q"], catch_exceptions=False)
+    result = CliRunner().invoke(
+        app, ["run", str(config), "--out", str(place / "run"), "-q"], catch_exceptions=False
+    )
     assert result.exit_code == 0
     return place / "run"
 
@@ -76,7 +78,9 @@ def has_run(folder: Path) -> bool:
     return (folder.parent / "planted_code.ran").exists()
 
 
-@pytest.mark.parametrize("command", [["report"], ["tree"], ["assign"], ["export", "--node", "0", "--out"], ["resume"]])
+@pytest.mark.parametrize(
+    "command", [["report"], ["tree"], ["assign"], ["export", "--node", "0", "--out"], ["resume"]]
+)
 def test_commands_that_read_a_folder_run_nothing_that_it_names(command: list[str], planted: Path):
     name, *options = command
     values = [str(planted.parent / "model.safetensors")] if options else []
@@ -125,8 +129,13 @@ def test_the_page_still_says_how_to_repeat_a_run_with_code_of_ones_own(planted: 
 def test_limits_end_with_their_block_and_nest():
     with importing_only(["math:pi"]):
         assert imported("math:pi", "number") == pytest.approx(3.14159, abs=1e-4)
-        with reading_folder(trust=False), pytest.raises(UntrustedNameError, match="number 'math:pi' is named by"):
+        with (
+            reading_folder(trust=False),
+            pytest.raises(UntrustedNameError, match="number 'math:pi' is named by"),
+        ):
             imported("math:pi", "number")
-        with pytest.raises(ConfigError, match="number 'math:e' is not imported here, since the run names it"):
+        with pytest.raises(
+            ConfigError, match="number 'math:e' is not imported here, since the run names it"
+        ):
             imported("math:e", "number")
     assert imported("math:e", "number") > 2.7

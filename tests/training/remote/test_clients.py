@@ -116,7 +116,9 @@ def _process_of_its_own(monkeypatch: pytest.MonkeyPatch):
 
 
 def on_actors(count: int, middleware=(), personal=(), module=None, **cluster):
-    setup = Setup(FEDERATION, module or perceptron(), Task().of(FEDERATION.pool.schema), personal, middleware)
+    setup = Setup(
+        FEDERATION, module or perceptron(), Task().of(FEDERATION.pool.schema), personal, middleware
+    )
     clients = RayClients(setup)
     fake = InProcess(count, **cluster)
     with pytest.MonkeyPatch.context() as patch:
@@ -139,7 +141,9 @@ def assert_same(got: Updates, expected: Updates):
     assert got.ids == expected.ids
     assert got.left_out == expected.left_out
     for name in ("sizes", "losses", "norms", "deltas"):
-        torch.testing.assert_close(getattr(got, name), getattr(expected, name), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            getattr(got, name), getattr(expected, name), rtol=1e-5, atol=1e-6
+        )
 
 
 ROUND = Round(1, SPEC, seed=3)
@@ -157,13 +161,19 @@ def test_all_queries_are_replied_to_in_the_order_asked(count):
     anchored = clients.train(ids, models(clients, 3), rows, proximal, [2, 2, 0, 0, 1])
     assert_same(anchored, plain.train(ids, models(plain, 3), rows, proximal, [2, 2, 0, 0, 1]))
     twice, rows = [6, 2, 6, 4, 2], [0, 1, 1, 0, 0]
-    scores, expected = (each.evaluate(twice, models(each), rows, "test") for each in (clients, plain))
+    scores, expected = (
+        each.evaluate(twice, models(each), rows, "test") for each in (clients, plain)
+    )
     assert scores.ids == expected.ids
     torch.testing.assert_close(scores.scores, expected.scores)
     torch.testing.assert_close(scores.losses, expected.losses)
-    torch.testing.assert_close(clients.ask(SubspaceQuery(ids, 2, True)), plain.ask(SubspaceQuery(ids, 2, True)))
+    torch.testing.assert_close(
+        clients.ask(SubspaceQuery(ids, 2, True)), plain.ask(SubspaceQuery(ids, 2, True))
+    )
     model = models(plain)[0]
-    torch.testing.assert_close(clients.ask(DescriptorQuery(ids, model, 1)), plain.ask(DescriptorQuery(ids, model, 1)))
+    torch.testing.assert_close(
+        clients.ask(DescriptorQuery(ids, model, 1)), plain.ask(DescriptorQuery(ids, model, 1))
+    )
     query = StatisticsQuery(ids, labels=LABELS)
     assert torch.equal(clients.ask(query).labels, plain.ask(query).labels)
 
@@ -195,9 +205,14 @@ def test_a_mixture_is_trained_and_evaluated_as_in_one_process():
         )  # fmt: skip
     assert_same(got, expected)
     assert torch.equal(got.components, expected.components)
-    scores = [each.evaluate([2, 5, 0], models(each, 3), [0] * 3, "test", mixture=asked) for each in (clients, plain)]
+    scores = [
+        each.evaluate([2, 5, 0], models(each, 3), [0] * 3, "test", mixture=asked)
+        for each in (clients, plain)
+    ]
     torch.testing.assert_close(scores[0].losses, scores[1].losses)
-    assert clients.kept.keys() == plain.kept.keys() == {5, 0, 3, 1, 6, 2}  # 2 was scored and has not trained
+    assert (
+        clients.kept.keys() == plain.kept.keys() == {5, 0, 3, 1, 6, 2}
+    )  # 2 was scored and has not trained
     for client, kept in plain.kept.items():
         torch.testing.assert_close(clients.kept[client]["mixture"], kept["mixture"])
 
@@ -206,7 +221,10 @@ def test_actors_join_last_batches_of_one_example_too():
     """Client 6 has 11 examples, in batches of 10."""
     torch.manual_seed(0)
     normed = nn.Sequential(nn.Linear(FEATURES, 4), nn.BatchNorm1d(4), nn.Linear(4, LABELS))
-    clients, plain = on_actors(3, module=normed)[0], SimulatedClients(FEDERATION, normed, engine="loop")
+    clients, plain = (
+        on_actors(3, module=normed)[0],
+        SimulatedClients(FEDERATION, normed, engine="loop"),
+    )
     start = plain.layout.flatten(normed)[None]
     got, expected = (each.train([5, 0, 6], start, [0] * 3, ROUND) for each in (clients, plain))
     assert_same(got, expected)
@@ -254,7 +272,14 @@ def test_sums_come_back_in_place_of_updates_and_the_bytes_are_counted_the_same()
         return [*client_side(sketch=sketch), Traffic(meter), *received(sketch, Streaming(sizes, 2))]
 
     meters = [Meter(), Meter()]
-    setup = Setup(FEDERATION, perceptron(), Task().of(FEDERATION.pool.schema), (), middleware(meters[0]), meters[0])
+    setup = Setup(
+        FEDERATION,
+        perceptron(),
+        Task().of(FEDERATION.pool.schema),
+        (),
+        middleware(meters[0]),
+        meters[0],
+    )
     clients = RayClients(setup, meter=meters[1])
     fake = InProcess(3)
     with pytest.MonkeyPatch.context() as patch:
@@ -272,7 +297,10 @@ def test_sums_come_back_in_place_of_updates_and_the_bytes_are_counted_the_same()
         expected = mine.sizes.float() @ mine.deltas
         torch.testing.assert_close(got.sums.groups[row], expected, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(
-        got.sketches, CountSketch(0, plain.n_parameters, 16).apply(plain.signatures), rtol=1e-4, atol=1e-6
+        got.sketches,
+        CountSketch(0, plain.n_parameters, 16).apply(plain.signatures),
+        rtol=1e-4,
+        atol=1e-6,
     )
     size = models(clients)[0].nbytes
     assert (meters[1].bytes_up, meters[1].bytes_down) == (5 * size, 5 * size)
@@ -303,7 +331,9 @@ def test_what_clients_keep_goes_with_them(personal):
     asked = [1, 5] if personal else [0, 4]
     scores = [each.evaluate(asked, models(each), rows, "test").losses for each in (clients, plain)]
     torch.testing.assert_close(*scores)
-    assert not any(actor.shard._clients.store.tensors() for actor in fake.actors if actor.calls == 0)
+    assert not any(
+        actor.shard._clients.store.tensors() for actor in fake.actors if actor.calls == 0
+    )
 
 
 @pytest.mark.parametrize("room", [3, 2])
@@ -322,11 +352,14 @@ def test_an_actor_that_dies_is_replaced_or_its_clients_go_to_the_others(room, ca
 def test_actors_that_die_again_and_again_end_the_run():
     clients, _ = on_actors(2, fails=[True] * 9)
     with pytest.raises(
-        EngineError, match=r"actors have died 4 times with the same part of a query, the last .*: killed"
+        EngineError,
+        match=r"actors have died 4 times with the same part of a query, the last .*: killed",
     ):
         clients.train(clients.ids, models(clients), [0] * 7, ROUND)
     clients, _ = on_actors(1, fails=[True], room=0)
-    with pytest.raises(EngineError, match="the only actor has died, and there is no room for another: killed"):
+    with pytest.raises(
+        EngineError, match="the only actor has died, and there is no room for another: killed"
+    ):
         clients.train(clients.ids, models(clients), [0] * 7, ROUND)
 
 
@@ -342,7 +375,9 @@ class Refuses(torch.nn.Linear):
 def test_errors_of_clients_are_raised_as_they_are():
     clients, _ = on_actors(2, module=Refuses(FEATURES, LABELS))
     model = clients.layout.flatten(Refuses(FEATURES, LABELS))[None]
-    with pytest.raises(ModelError, match=r"round 1: the model fails on the data of client \d .*: not in training"):
+    with pytest.raises(
+        ModelError, match=r"round 1: the model fails on the data of client \d .*: not in training"
+    ):
         clients.train([0, 1], model, [0, 0], ROUND)
 
 
@@ -352,7 +387,9 @@ def test_a_model_that_does_not_fit_and_one_that_cannot_be_sent_are_found_here():
         RayClients(Setup(FEDERATION, torch.nn.Linear(FEATURES, 3), task))
     module = perceptron()
     module.lock = Lock()
-    with pytest.raises(ConfigError, match="engine 'ray' cannot send the model, the data or the task to its actors"):
+    with pytest.raises(
+        ConfigError, match="engine 'ray' cannot send the model, the data or the task to its actors"
+    ):
         on_actors(1, module=module)
 
 

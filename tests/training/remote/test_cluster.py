@@ -32,18 +32,23 @@ def test_more_than_there_is_room_for_are_refused():
         Room.of([(8, 0)], Actors(count=3, cores=4), "auto")
     with pytest.raises(ConfigError, match=r"1 actors of 16 cores each .* room for 0"):
         Room.of([(8, 0)], Actors(cores=16), "auto")
-    with pytest.raises(ConfigError, match="device 'cuda' was asked for, but the Ray cluster has no GPU"):
+    with pytest.raises(
+        ConfigError, match="device 'cuda' was asked for, but the Ray cluster has no GPU"
+    ):
         Room.of([(8, 0)], Actors(), "cuda")
 
 
 def test_numbers_and_engines_are_checked():
     with pytest.raises(
-        ConfigError, match=r"actors should be at least 1, got 0\nactor cores should be at least 1, got -1"
+        ConfigError,
+        match=r"actors should be at least 1, got 0\nactor cores should be at least 1, got -1",
     ):
         Actors(count=0, cores=-1)
     with pytest.raises(ConfigError, match="unknown engine 'ray'"):
         Actors(engine="ray")
-    with pytest.raises(ConfigError, match=r"actors are those of engine 'ray', and this run has engine 'loop'"):
+    with pytest.raises(
+        ConfigError, match=r"actors are those of engine 'ray', and this run has engine 'loop'"
+    ):
         actors_from(2, "loop")
     assert actors_from(2, "ray") == Actors(count=2)
     assert actors_from(None, "loop") == Actors()

@@ -18,7 +18,9 @@ def passed(thing):
     return unpacked(packed(thing, cloudpickle.CloudPickler))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
+)
 @pytest.mark.parametrize("shape", [(), (0,), (0, 3), (3,), (300, 400)])
 def test_tensors_keep_type_shape_and_entries(dtype, shape):
     tensor = torch.rand(shape).mul(100).to(dtype)
@@ -33,7 +35,9 @@ def test_modules_keep_tied_weights_and_what_they_require():
     module[0].bias.requires_grad_(False)
     there = passed(module)
     assert there[1].weight is there[0].weight
-    assert [p.requires_grad for p in there.parameters()] == [p.requires_grad for p in module.parameters()]
+    assert [p.requires_grad for p in there.parameters()] == [
+        p.requires_grad for p in module.parameters()
+    ]
     before, after = module.state_dict(), there.state_dict()
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
 

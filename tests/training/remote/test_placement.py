@@ -26,7 +26,9 @@ def test_one_that_is_twice_as_fast_gets_twice_as_many():
     st.lists(st.floats(0.1, 10), min_size=1, max_size=5),
     st.randoms(use_true_random=False),
 )
-def test_all_clients_have_a_home_and_none_waits_longer_than_one_client_more_than_its_share(sizes, speeds, draw):
+def test_all_clients_have_a_home_and_none_waits_longer_than_one_client_more_than_its_share(
+    sizes, speeds, draw
+):
     work = {client: float(size) for client, size in enumerate(sizes)}
     before = {client: draw.randrange(-1, len(speeds) + 1) for client in work}
     homes = dealt(work, speeds, before)

@@ -48,7 +48,9 @@ def _at_the_priority_of_other_tests():
 @pytest.fixture(scope="module")
 def cluster():
     """Two nodes of two cores each."""
-    started = cluster_utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    started = cluster_utils.Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False}
+    )
     started.add_node(num_cpus=2)
     ray.init(address=started.address, log_to_driver=False, logging_level=logging.ERROR)
     yield started
@@ -64,7 +66,9 @@ def run(method: str = "cfl", federation=FEDERATION, actors=None, **settings):
 
 
 def assert_same(got, expected):
-    assert [node.members for node in got.tree.nodes] == [node.members for node in expected.tree.nodes]
+    assert [node.members for node in got.tree.nodes] == [
+        node.members for node in expected.tree.nodes
+    ]
     for mine, theirs in zip(got.tree.nodes, expected.tree.nodes, strict=True):
         torch.testing.assert_close(mine.model, theirs.model, rtol=1e-4, atol=1e-5)
     for name in ("bytes_up", "bytes_down"):
@@ -195,6 +199,8 @@ except ValueError:
     pass
 """
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""

@@ -76,26 +76,37 @@ USES: dict[str, tuple[Use, dict[str, object]]] = {
     "weights": (with_weights, {}),
     "weights of each head": (lambda a, x: with_weights(a, x, average_attn_weights=False), {}),
     "cross": (lambda a, x: a(x[:, :2], x[:, 2:], x[:, 2:])[0], {}),
-    "cross without bias": (lambda a, x: a(x[:, :2], x[:, 2:], x[:, 1:4], need_weights=False)[0], {"bias": False}),
+    "cross without bias": (
+        lambda a, x: a(x[:, :2], x[:, 2:], x[:, 1:4], need_weights=False)[0],
+        {"bias": False},
+    ),
     "other widths": (between, {"kdim": 3, "vdim": 4}),
     "other widths without bias": (between, {"kdim": 3, "vdim": 4, "bias": False}),
     "causal": (lambda a, x: output(a, x, attn_mask=earlier(x), is_causal=True), {}),
     "causal with weights": (lambda a, x: with_weights(a, x, attn_mask=earlier(x)), {}),
     "a mask for each": (lambda a, x: output(a, x, attn_mask=of_each(x)), {}),
     "padding": (lambda a, x: output(a, x, key_padding_mask=some(x)), {}),
-    "padding with weights": (lambda a, x: with_weights(a, x, key_padding_mask=some(x).to(x.dtype) * -2), {}),
+    "padding with weights": (
+        lambda a, x: with_weights(a, x, key_padding_mask=some(x).to(x.dtype) * -2),
+        {},
+    ),
     "both masks": (lambda a, x: output(a, x, key_padding_mask=some(x), attn_mask=earlier(x)), {}),
     "all padding": (lambda a, x: output(a, x, key_padding_mask=all_or_none(x)), {}),
     "dropout": (output, {"dropout": 0.3}),
     "dropout with weights": (with_weights, {"dropout": 0.3}),
-    "dropout and all padding": (lambda a, x: output(a, x, key_padding_mask=all_or_none(x)), {"dropout": 0.3}),
+    "dropout and all padding": (
+        lambda a, x: output(a, x, key_padding_mask=all_or_none(x)),
+        {"dropout": 0.3},
+    ),
 }
 
 
 class Text(nn.Module):
     """A small transformer over tokens; token 0 is padding."""
 
-    def __init__(self, layers: int = 1, expand: bool = True, padding: bool = False, **options) -> None:
+    def __init__(
+        self, layers: int = 1, expand: bool = True, padding: bool = False, **options
+    ) -> None:
         super().__init__()
         options = {"dropout": 0.0, "batch_first": True, **options}
         self.words, self.places = nn.Embedding(TOKENS, WIDTH), nn.Embedding(PLACES, WIDTH)
@@ -125,7 +136,9 @@ class Decodes(nn.Module):
         return self.output(self.decoder(x[:, :3], x[:, 3:]).mean(1))
 
 
-def task(build: Callable[[], nn.Module], spec: str = "plain", dtype: torch.dtype = torch.float64) -> Workload:
+def task(
+    build: Callable[[], nn.Module], spec: str = "plain", dtype: torch.dtype = torch.float64
+) -> Workload:
     torch.manual_seed(0)
     module = build().to(dtype)
     draw = torch.Generator().manual_seed(1)
@@ -156,7 +169,9 @@ def test_attention_is_that_of_the_loop(name, spec, dtype):
 TRANSFORMERS: dict[str, Callable[[], nn.Module]] = {
     "text": Text,
     "two layers, padding": lambda: Text(layers=2, padding=True),
-    "norm first, gelu, no bias": lambda: Text(norm_first=True, activation="gelu", bias=False, padding=True),
+    "norm first, gelu, no bias": lambda: Text(
+        norm_first=True, activation="gelu", bias=False, padding=True
+    ),
     "decoder": Decodes,
 }
 
@@ -181,10 +196,16 @@ def test_dropout_of_a_transformer_belongs_to_each_client():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: Attends(output, batch_first=False), r"'attention' \(MultiheadAttention\) has batch_first False"),
+        (
+            lambda: Attends(output, batch_first=False),
+            r"'attention' \(MultiheadAttention\) has batch_first False",
+        ),
         (lambda: Attends(output, add_bias_kv=True), r"\(MultiheadAttention\) has add_bias_kv"),
         (lambda: Attends(output, add_zero_attn=True), r"\(MultiheadAttention\) has add_zero_attn"),
-        (lambda: Text(batch_first=False), r"'encoder.layers.0.self_attn' \(MultiheadAttention\) has batch_first False"),
+        (
+            lambda: Text(batch_first=False),
+            r"'encoder.layers.0.self_attn' \(MultiheadAttention\) has batch_first False",
+        ),
     ],
 )
 def test_what_cannot_be_stacked_is_refused(build, message):
@@ -195,7 +216,10 @@ def test_what_cannot_be_stacked_is_refused(build, message):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: Attends(lambda a, x: a(x[0], x[0], x[0])[0].expand_as(x)), r"takes \[batch, length, width\], got .*8"),
+        (
+            lambda: Attends(lambda a, x: a(x[0], x[0], x[0])[0].expand_as(x)),
+            r"takes \[batch, length, width\], got .*8",
+        ),
         (lambda: Text(expand=False), r"fails on clients together: shape .* is invalid"),
     ],
 )
@@ -203,7 +227,9 @@ def test_what_fails_on_clients_together_is_found_out(build, message):
     assert re.search(message, str(objection(StackedEngine(), task(build))))
 
 
-@pytest.mark.parametrize("build", [lambda: Attends(output, batch_first=False), lambda: Text(expand=False)])
+@pytest.mark.parametrize(
+    "build", [lambda: Attends(output, batch_first=False), lambda: Text(expand=False)]
+)
 def test_auto_trains_it_all_the_same(build, monkeypatch):
     monkeypatch.setattr(auto, "fastest", lambda engines, task: next(iter(engines)))
     engine = build_engine("auto")

@@ -19,7 +19,10 @@ BATCH = 4
 def by_autograd(logits: Tensor, targets: Tensor, clients: int) -> tuple[Tensor, list[float]]:
     """Return the gradient of the sum of the clients' mean losses, and these."""
     logits = logits.clone().requires_grad_()
-    losses = [FittedTask().mean_loss(x, y) for x, y in zip(logits.chunk(clients), targets.chunk(clients), strict=True)]
+    losses = [
+        FittedTask().mean_loss(x, y)
+        for x, y in zip(logits.chunk(clients), targets.chunk(clients), strict=True)
+    ]
     torch.stack(losses).sum().backward()
     assert logits.grad is not None
     return logits.grad, [float(loss.detach()) for loss in losses]
@@ -28,7 +31,9 @@ def by_autograd(logits: Tensor, targets: Tensor, clients: int) -> tuple[Tensor, 
 @pytest.mark.parametrize("places", [(), (3,)], ids=["classes", "words"])
 @pytest.mark.parametrize("some_ignored", [False, True])
 @pytest.mark.parametrize("outputs", [2, 10, REGISTER - 1, REGISTER, 3 * REGISTER])
-def test_gradients_and_losses_are_autograd_s(outputs: int, some_ignored: bool, places: tuple[int, ...]):
+def test_gradients_and_losses_are_autograd_s(
+    outputs: int, some_ignored: bool, places: tuple[int, ...]
+):
     draw = torch.Generator().manual_seed(outputs)
     clients = 3
     plan = Plan.of((BATCH,) * clients, BATCH, True)
@@ -75,7 +80,9 @@ def test_half_precision_has_losses_too():
     plan = Plan.of((2, 1), 2, True)
     losses = Losses(plan, FittedTask(), all_count=True)
     (step,) = plan.steps
-    seen, gradient = losses.of(step, torch.zeros(4, 8, dtype=torch.bfloat16), torch.tensor([0, 1, 2, IGNORED]))
+    seen, gradient = losses.of(
+        step, torch.zeros(4, 8, dtype=torch.bfloat16), torch.tensor([0, 1, 2, IGNORED])
+    )
     losses.note(seen)
     assert gradient.dtype == torch.bfloat16
     assert losses.of_clients().tolist() == pytest.approx([math.log(8)] * 2, rel=0.01)

@@ -11,7 +11,9 @@ from fedclade.training.stacking import functions
 from fedclade.training.stacking.functions import TINY, Product
 
 
-def matrices(rows: int, inner: int, columns: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+def matrices(
+    rows: int, inner: int, columns: int, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
     """Return three pairs; the right ones are stored by columns, as weights are."""
     draw = torch.Generator().manual_seed(1)
     left = torch.randn(3, rows, inner, generator=draw, dtype=dtype)
@@ -19,7 +21,9 @@ def matrices(rows: int, inner: int, columns: int, dtype: torch.dtype = torch.flo
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("shape", [(1, 1, 1), (10, 784, 10), (10, 20, 300), (8, 256, 128), (8, 256, 129)])
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1), (10, 784, 10), (10, 20, 300), (8, 256, 128), (8, 256, 129)]
+)
 def test_products_are_torch_s(shape: tuple[int, int, int], dtype: torch.dtype):
     left, right = matrices(*shape, dtype)
     out = torch.full((3, shape[0], shape[2]), torch.nan, dtype=dtype)
@@ -31,7 +35,9 @@ def test_products_are_torch_s(shape: tuple[int, int, int], dtype: torch.dtype):
     torch.testing.assert_close(out, left @ right + row[:, None], rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize(("columns", "threads", "numpy"), [(128, 2, True), (129, 2, False), (128, 3, False)])
+@pytest.mark.parametrize(
+    ("columns", "threads", "numpy"), [(128, 2, True), (129, 2, False), (128, 3, False)]
+)
 def test_tiny_products_are_numpy_s_unless_torch_has_many_threads(
     monkeypatch: pytest.MonkeyPatch, columns: int, threads: int, numpy: bool
 ):

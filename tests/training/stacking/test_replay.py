@@ -132,7 +132,12 @@ def test_the_first_round_meets_steps_the_second_records_and_others_only_launch()
 def test_a_recording_is_of_one_rule_and_one_cohort():
     task, recorder = task_for("by hand", SPECS["plain"]), Recorder()
     engine = StackedEngine(Replay(recorder))
-    tasks = [*(replace(task, lr=lr) for lr in (0.2, 0.2, 0.1, 0.1, 0.2)), replace(task, jobs=task.jobs[:2]), task, task]
+    tasks = [
+        *(replace(task, lr=lr) for lr in (0.2, 0.2, 0.1, 0.1, 0.2)),
+        replace(task, jobs=task.jobs[:2]),
+        task,
+        task,
+    ]
     for task in tasks:
         assert_alike(train(engine, task), train(StackedEngine(), task))
     assert recorder.recorded > 2
@@ -188,13 +193,19 @@ def test_kinds_that_a_round_has_few_of_are_run(monkeypatch: pytest.MonkeyPatch):
 def test_what_cannot_be_recorded_is_told():
     task = task_for("by hand", SPECS["plain"])
     told = objection(StackedEngine(Replay(refuses)), task, rounds=3)
-    assert told == "Sequential fails on clients together: operation not permitted when stream is capturing"
+    assert (
+        told
+        == "Sequential fails on clients together: operation not permitted when stream is capturing"
+    )
     assert objection(StackedEngine(Replay(Recorder())), task, rounds=3) is None
 
 
 def test_a_recording_that_gives_something_else_is_found():
     def lazy(run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        return lambda: None, run()  # the first launch seems right, as the step has been run; later ones do nothing
+        return (
+            lambda: None,
+            run(),
+        )  # the first launch seems right, as the step has been run; later ones do nothing
 
     told = objection(StackedEngine(Replay(lazy)), task_for("by hand", SPECS["plain"]), rounds=3)
     assert (told or "").startswith("Sequential gives other updates for clients together")
@@ -216,7 +227,9 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("asked_for", ["auto", "stacked"])
-def test_where_steps_can_be_recorded_that_is_tried_and_taken_if_it_is_faster(asked_for: str, as_on_a_gpu: list[str]):
+def test_where_steps_can_be_recorded_that_is_tried_and_taken_if_it_is_faster(
+    asked_for: str, as_on_a_gpu: list[str]
+):
     task = task_for("by hand", SPECS["plain"])
     engine, expected = build_engine(asked_for), train(StackedEngine(), task)
     for _ in range(3):
@@ -228,11 +241,16 @@ def test_where_steps_can_be_recorded_that_is_tried_and_taken_if_it_is_faster(ask
 
 @pytest.mark.parametrize("asked_for", ["auto", "stacked"])
 def test_steps_that_resist_are_run(
-    asked_for: str, as_on_a_gpu: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    asked_for: str,
+    as_on_a_gpu: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ):
     monkeypatch.setattr(replay, "CudaGraphs", lambda: refuses)
     engine, task = build_engine(asked_for), task_for("by hand", SPECS["plain"])
     with caplog.at_level("INFO"):
         assert_alike(train(engine, task), train(StackedEngine(), task))
     assert engine.resolved == "stacked"
-    assert "steps are not recorded as CUDA graphs: Sequential fails on clients together" in caplog.text
+    assert (
+        "steps are not recorded as CUDA graphs: Sequential fails on clients together" in caplog.text
+    )

@@ -22,7 +22,12 @@ from fedclade.training.stacking.tape import NotOnTape, Tape
 
 
 def dense(*, bias: bool = True, inplace: bool = False) -> nn.Sequential:
-    layers = [nn.Linear(6, 5, bias=bias), nn.ReLU(inplace), nn.Linear(5, 5, bias=bias), nn.ReLU(inplace)]
+    layers = [
+        nn.Linear(6, 5, bias=bias),
+        nn.ReLU(inplace),
+        nn.Linear(5, 5, bias=bias),
+        nn.ReLU(inplace),
+    ]
     return nn.Sequential(nn.Flatten(), *layers, nn.Linear(5, 3, bias=bias))
 
 
@@ -74,7 +79,9 @@ class Own(nn.Module):
 
 def written(write: Callable[[Tensor], Tensor]) -> Callable[[], nn.Module]:
     """Return a network with something done between its layers."""
-    return lambda: Own(lambda net, x: net.third(write(net.second(functional.relu(net.first(x.flatten(1)))))))
+    return lambda: Own(
+        lambda net, x: net.third(write(net.second(functional.relu(net.first(x.flatten(1))))))
+    )
 
 
 def reshaped(reshape: Callable[[Tensor], Tensor]) -> Callable[[], nn.Module]:
@@ -197,7 +204,9 @@ BY_AUTOGRAD: dict[str, Callable[[], nn.Module]] = {
     "tied": tied,
     "a layer twice": lambda: Own(twice),
     "a hook that changes": lambda: hooked(lambda layer, inputs, output: 2 * output),
-    "a hook on gradients": lambda: hooked(lambda layer, gradients, _: (2 * gradients[0],), backward=True),
+    "a hook on gradients": lambda: hooked(
+        lambda layer, gradients, _: (2 * gradients[0],), backward=True
+    ),
     "a subclass": lambda: Subclass(*dense()),
     "another activation": lambda: activated(nn.Softplus()),
     "residual": written(lambda x: x + torch.relu(x)),
@@ -221,7 +230,9 @@ def work_of(module: nn.Module, **spec: Any) -> Callable[[], Workload]:
 
     def work() -> Workload:
         jobs = [Job(k, 0, x, y, torch.Generator().manual_seed(k)) for k, (x, y) in enumerate(data)]
-        return Workload(module, layout, models, jobs, LocalTraining(epochs=2, batch_size=4, **spec), 0.2)
+        return Workload(
+            module, layout, models, jobs, LocalTraining(epochs=2, batch_size=4, **spec), 0.2
+        )
 
     return work
 
@@ -244,7 +255,9 @@ def steps(monkeypatch) -> list[str]:
 
 
 @pytest.mark.parametrize("name", [*BY_HAND, *BY_AUTOGRAD])
-@pytest.mark.parametrize("spec", [{}, {"momentum": 0.9, "mu": 0.3, "weight_decay": 0.01}], ids=["plain", "general"])
+@pytest.mark.parametrize(
+    "spec", [{}, {"momentum": 0.9, "mu": 0.3, "weight_decay": 0.01}], ids=["plain", "general"]
+)
 def test_updates_are_those_of_the_loop(steps, name, spec):
     torch.manual_seed(0)
     work = work_of({**BY_HAND, **BY_AUTOGRAD}[name]().double(), **spec)
@@ -272,7 +285,15 @@ def test_forward_may_do_something_else_in_each_step(steps, monkeypatch):
     for fold in pair:
         fold.begin(LocalOptimizer(0.1), [1, 2], None, [0, 2])
     x, gradient = torch.randn(2 * 4, 2, 3).double(), torch.randn(2 * 4, 3).double()
-    for mood in (torch.tanh, torch.relu, torch.tanh, torch.tanh, lambda x: x, torch.cos, torch.tanh):
+    for mood in (
+        torch.tanh,
+        torch.relu,
+        torch.tanh,
+        torch.tanh,
+        lambda x: x,
+        torch.cos,
+        torch.tanh,
+    ):
         results = []
         for fold in pair:
             fold.module.mood = mood

@@ -20,7 +20,9 @@ class UpdateKMeans(fedclade.FedAvg):
 
     clusters_from: ClassVar[str] = "n_clusters"  # with fewer clients than that a config is refused
 
-    def step(self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round) -> tuple[State, RoundLog]:
+    def step(
+        self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round
+    ) -> tuple[State, RoundLog]:
         """Train every cluster; in round r train all clients, and split them."""
         if this_round.number != self.r:
             return super().step(state, cohort, clients, this_round)
@@ -28,9 +30,16 @@ class UpdateKMeans(fedclade.FedAvg):
         tree, updates = fedclade.move_clusters(state.tree, parts), parts[0].updates
         directions = normalize(updates.signatures.double()).cpu().numpy()
         labels = fedclade.k_means(directions, self.n_clusters, this_round.generator("k-means"))
-        groups = [[c for c, at in zip(updates.ids, labels, strict=True) if at == label] for label in set(labels)]
-        cached = [updates.signatures_of(members) for members in groups]  # newcomers are compared with them
-        tree = tree.split(0, groups, params=tree.nodes[0].params, cached=cached, round_number=self.r, criteria={})
+        groups = [
+            [c for c, at in zip(updates.ids, labels, strict=True) if at == label]
+            for label in set(labels)
+        ]
+        cached = [
+            updates.signatures_of(members) for members in groups
+        ]  # newcomers are compared with them
+        tree = tree.split(
+            0, groups, params=tree.nodes[0].params, cached=cached, round_number=self.r, criteria={}
+        )
         return State(tree), fedclade.log_of(parts)
 
 

@@ -16,4 +16,6 @@ def blobs(*, labels: int = 4, examples: int = 2000, seed: int = 0) -> Pool:
     angles = 2 * np.pi * y / labels
     x = 3 * np.stack([np.cos(angles), np.sin(angles)], axis=1) + draw.normal(size=(examples, 2))
     numbers = np.arange(examples)
-    return Pool.of_examples("blobs", x, y, numbers[: examples * 4 // 5], numbers[examples * 4 // 5 :], outputs=labels)
+    return Pool.of_examples(
+        "blobs", x, y, numbers[: examples * 4 // 5], numbers[examples * 4 // 5 :], outputs=labels
+    )

@@ -11,4 +11,6 @@ from torch import nn
 
 def bottleneck(input_shape: tuple[int, ...], outputs: int, *, width: int = 8) -> nn.Module:
     """Two layers with few units between them."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), width), nn.ReLU(), nn.Linear(width, outputs))
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(math.prod(input_shape), width), nn.ReLU(), nn.Linear(width, outputs)
+    )

@@ -1,7 +1,8 @@
 """The tables and figures of the papers, measured again: the papers' own numbers beside ours.
 
-A folder for each paper: ``experiments.toml`` has its settings, claims and numbers, the modules measure and draw. The
-command line imports this room. It uses the library as its users do, and no other room depends on it.
+A folder for each paper: ``experiments.toml`` has its settings, claims and numbers, the modules
+measure and draw. The command line imports this room. It uses the library as its users do, and no
+other room depends on it.
 """
 
 from fedclade_papers import cfl, fedgroup, fl_hc
@@ -19,7 +20,9 @@ from fedclade_papers.markdown import (
 from fedclade_papers.outcome import Claim, Outcome, Row
 from fedclade_papers.result import Result, measure, missing_data
 
-EXPERIMENTS = {each.name: each for each in (*cfl.EXPERIMENTS, *fl_hc.EXPERIMENTS, *fedgroup.EXPERIMENTS)}
+EXPERIMENTS = {
+    each.name: each for each in (*cfl.EXPERIMENTS, *fl_hc.EXPERIMENTS, *fedgroup.EXPERIMENTS)
+}
 
 __all__ = [
     "EXPERIMENTS",

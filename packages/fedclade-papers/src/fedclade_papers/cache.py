@@ -37,7 +37,13 @@ OF_A_FEDERATION = ("clients", "samples_per_client", "test_samples", "source_argu
 
 def local_of(settings: Settings) -> LocalTraining:
     """Return the local training that settings name."""
-    return LocalTraining(**{each.name: settings[each.name] for each in fields(LocalTraining) if each.name in settings})
+    return LocalTraining(
+        **{
+            each.name: settings[each.name]
+            for each in fields(LocalTraining)
+            if each.name in settings
+        }
+    )
 
 
 def maker_of(federation: Federation, model: str, arguments: Settings | None = None) -> Maker:
@@ -61,8 +67,9 @@ def maker_of(federation: Federation, model: str, arguments: Settings | None = No
 class ResultCache:
     """Makes the pieces of experiments, and keeps them in a folder: an interrupted call goes on where it stopped.
 
-    Pieces made with other settings are not used. ``say`` is called with the key of each piece as it begins; ``stop`` is
-    queried before every piece, and after every round of its runs. A damaged file of pieces raises :class:`RunError`.
+    Pieces made with other settings are not used. ``say`` is called with the key of each piece as it
+    begins; ``stop`` is queried before every piece, and after every round of its runs. A damaged
+    file of pieces raises :class:`RunError`.
     """
 
     def __init__(
@@ -75,8 +82,11 @@ class ResultCache:
         say: Callable[[str], None] = lambda _: None,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.data_dir, self.device, self.stop = data_dir, device, stop
-        self._say, self._root = say, folder
+        self.data_dir = data_dir
+        self.device = device
+        self.stop = stop
+        self._say = say
+        self._root = folder
         self._used = set[str]()
         self._seconds = 0.0
         self._within: dict[str, ResultCache] = {}
@@ -97,19 +107,25 @@ class ResultCache:
         """
         part = json.dumps(settings, sort_keys=True)
         if part not in self._within:
-            same: dict[str, Any] = {"data_dir": self.data_dir, "device": self.device, "stop": self.stop}
+            same: dict[str, Any] = {
+                "data_dir": self.data_dir,
+                "device": self.device,
+                "stop": self.stop,
+            }
             self._within[part] = ResultCache(settings, folder=self._root, say=self._say, **same)
         return self._within[part]
 
     def piece(self, key: str, make: Callable[[], Any]) -> Any:
         """Return what ``make`` makes, as JSON has it; it is called only if no earlier call has kept this piece.
 
-        The key names it within the experiment: ``"c_max, seed 1"``. If ``stop`` is True, :class:`RunInterrupted` is
-        raised.
+        The key names it within the experiment: ``"c_max, seed 1"``. If ``stop`` is True,
+        :class:`RunInterrupted` is raised.
         """
         if key not in self._done:
             if self.stop():
-                raise RunInterrupted(f"interrupted before the piece {key!r}", "the pieces before it are kept")
+                raise RunInterrupted(
+                    f"interrupted before the piece {key!r}", "the pieces before it are kept"
+                )
             self._say(key)
             start = time.perf_counter()
             value = json.loads(json.dumps(make()))
@@ -150,14 +166,22 @@ class ResultCache:
 
         ``more`` is as of :func:`fedclade.simulate`.
         """
-        more = {"local": local_of(settings), "rounds": settings["rounds"], "device": self.device, **more}
+        more = {
+            "local": local_of(settings),
+            "rounds": settings["rounds"],
+            "device": self.device,
+            **more,
+        }
         folder = None if key is None else self.folder_for(key)
-        return simulate(algorithm, model, federation, seed=seed, folder=folder, stop=self.stop, **more)
+        return simulate(
+            algorithm, model, federation, seed=seed, folder=folder, stop=self.stop, **more
+        )
 
     def folder_for(self, key: str) -> Path | None:
         """Return the run folder of a long piece, removed once the piece is kept; None if none is kept.
 
-        A run that is interrupted goes on from its newest checkpoint; the seconds of a piece are those since then.
+        A run that is interrupted goes on from its newest checkpoint; the seconds of a piece are
+        those since then.
         """
         if self._folder is None:
             return None
@@ -172,7 +196,9 @@ class ResultCache:
 def is_at_hand(data: str, data_dir: Path | None) -> bool:
     """Return whether a data set comes with the package or lies in a data folder; the Hub is not queried."""
     folder = None if data_dir is None else data_dir.expanduser() / data
-    return SOURCES[data].hub is None or (folder is not None and folder.is_dir() and any(folder.iterdir()))
+    return SOURCES[data].hub is None or (
+        folder is not None and folder.is_dir() and any(folder.iterdir())
+    )
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -180,8 +206,13 @@ def _read(file: Path) -> dict[str, Any]:
     whole = [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
     try:
         pieces = [json.loads(line) for line in whole]
-        done = {piece["key"]: {"seconds": float(piece["seconds"]), "value": piece["value"]} for piece in pieces}
+        done = {
+            piece["key"]: {"seconds": float(piece["seconds"]), "value": piece["value"]}
+            for piece in pieces
+        }
     except (ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{file} is damaged: {type(error).__name__}: {error}; remove it to measure anew") from error
+        raise RunError(
+            f"{file} is damaged: {type(error).__name__}: {error}; remove it to measure anew"
+        ) from error
     file.write_text("".join(whole))
     return done

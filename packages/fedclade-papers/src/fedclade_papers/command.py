@@ -48,27 +48,38 @@ class ScaleName(StrEnum):
 
 
 def reproduce(
-    names: Annotated[list[str] | None, typer.Argument(help=f"Names of --list, or '{ALL}'.", show_default=False)] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(help=f"Names of --list, or '{ALL}'.", show_default=False)
+    ] = None,
     scale: Annotated[
         ScaleName,
         typer.Option(
-            "--scale", help="smoke: under 20 s each; laptop: under 10 min on 2 cores; paper: the paper's setting."
+            "--scale",
+            help="smoke: under 20 s each; laptop: under 10 min on 2 cores; paper: the paper's setting.",
         ),
     ] = ScaleName.LAPTOP,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Folder for the results; reproduced/NAME-SCALE if left out.")
+        Path | None,
+        typer.Option("--out", help="Folder for the results; reproduced/NAME-SCALE if left out."),
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the scale: --set seeds=[0]. Repeatable."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change a setting of the scale: --set seeds=[0]. Repeatable.",
+        ),
     ] = None,
-    show_list: Annotated[bool, typer.Option("--list", help="List the experiments, and leave.")] = False,
+    show_list: Annotated[
+        bool, typer.Option("--list", help="List the experiments, and leave.")
+    ] = False,
     data_dir: DataDir = None,
     device: Device = "auto",
 ) -> None:
     """Measure tables and figures of the papers again, and put the papers' figures beside ours.
 
-    What is measured is kept piece by piece: the same command goes on where an interrupted one stopped.
+    What is measured is kept piece by piece: the same command goes on where an interrupted one
+    stopped.
 
     Example: fedclade reproduce cfl-fig3-theory --scale smoke
     """
@@ -76,14 +87,16 @@ def reproduce(
     if show_list:
         console.print(_list(data_dir))
         return
-    chosen, changed = choose(names or [], EXPERIMENTS), changes(settings or [])
+    chosen = choose(names or [], EXPERIMENTS)
+    changed = changes(settings or [])
     for experiment in chosen:
         experiment.settings(scale.value, changed)
     choose_device(device)
     with interruptible(lambda: "go on with the same command") as stop:
         for experiment in chosen:
             missing = missing_data(experiment, scale.value, data_dir)
-            if missing and experiment.name not in (names or []):  # of all, those are measured that can be
+            # of all, those are measured that can be
+            if missing and experiment.name not in (names or []):
                 what = f"{', '.join(missing)} is not in {escape(str(data_dir))}"
                 console.print(f"[yellow]{experiment.name} is left out:[/] {what}\n")
                 continue
@@ -91,7 +104,9 @@ def reproduce(
             try:
                 folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise RunError(f"cannot make the folder {folder}: {error}; give another by --out") from error
+                raise RunError(
+                    f"cannot make the folder {folder}: {error}; give another by --out"
+                ) from error
             console.print(Text(f"{experiment.name}: {experiment.title}", style="bold"))
             result = measure(
                 experiment,
@@ -105,7 +120,9 @@ def reproduce(
             )
             written = ", ".join(_save(result, experiment, folder, console))
             _show(result, console)
-            console.print(f"written to {folder}: {result.stem}{written}\n", soft_wrap=True, markup=False)
+            console.print(
+                f"written to {folder}: {result.stem}{written}\n", soft_wrap=True, markup=False
+            )
 
 
 def choose(names: Sequence[str], known: Mapping[str, Experiment]) -> list[Experiment]:
@@ -151,7 +168,10 @@ def _timed(console: Console) -> Callable[[str], None]:
     start = time.perf_counter()
 
     def say(piece: str) -> None:
-        console.print(Text(f"  {duration(time.perf_counter() - start):>12}  {piece}", style="dim"), soft_wrap=True)
+        console.print(
+            Text(f"  {duration(time.perf_counter() - start):>12}  {piece}", style="dim"),
+            soft_wrap=True,
+        )
 
     return say
 

@@ -1,7 +1,7 @@
 """The page of all results: ``python -m fedclade_papers.docs results docs/reproduce.md``, and those of the docs site.
 
-Written from the JSON files alone: nothing is measured, and the figures are drawn again. The page is an overview;
-beside it lie a page for each result, and one of what could not be confirmed.
+Written from the JSON files alone: nothing is measured, and the figures are drawn again. The page is
+an overview; beside it lie a page for each result, and one of what could not be confirmed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from fedclade_papers.result import Result, write_text
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FIGURE_DPI, COLOURS = 80, 48
+FIGURE_DPI = 80
+COLOURS = 48
 """The page's figures are for reading on a screen, and stay below 60 KB."""
 
 INTRODUCTION = """\
@@ -47,10 +48,29 @@ RESULT = """\
 its 95 % interval by Student's t. What the verdicts mean: [all results](../reproduce.md).
 """
 
-SENTENCES = ("experiment", "the paper shows", "measured here", "why they differ", "set otherwise than in the paper")
-COUNTS = ("experiment", "source", "scale", "set otherwise than in the paper", "rows", "claims", "time")
+SENTENCES = (
+    "experiment",
+    "the paper shows",
+    "measured here",
+    "why they differ",
+    "set otherwise than in the paper",
+)
+COUNTS = (
+    "experiment",
+    "source",
+    "scale",
+    "set otherwise than in the paper",
+    "rows",
+    "claims",
+    "time",
+)
 
-SEEN = {"yes": "seen", "direction only": "direction only", "no": "not seen", "not tested": "not tested"}
+SEEN = {
+    "yes": "seen",
+    "direction only": "direction only",
+    "no": "not seen",
+    "not tested": "not tested",
+}
 """What the overview calls :attr:`Claim.seen`."""
 
 
@@ -80,23 +100,39 @@ def read_results(folder: Path) -> list[Result]:
     """
     found = [Result.load(path) for path in sorted(folder.glob("*.json"))]
     if not found:
-        raise DataError(f"{folder} holds no results; make some with: fedclade reproduce all --out {folder}")
+        raise DataError(
+            f"{folder} holds no results; make some with: fedclade reproduce all --out {folder}"
+        )
     if lost := [result.name for result in found if result.name not in EXPERIMENTS]:
-        raise DataError(f"{folder} holds results of experiments that are not known: {', '.join(lost)}")
-    names, scales = list(EXPERIMENTS), ("smoke", "laptop", "paper")
+        raise DataError(
+            f"{folder} holds results of experiments that are not known: {', '.join(lost)}"
+        )
+    names = list(EXPERIMENTS)
+    scales = ("smoke", "laptop", "paper")
     return sorted(found, key=lambda result: (names.index(result.name), scales.index(result.scale)))
 
 
 def page_of(results: Sequence[Result], folder: str) -> str:
     """Return the overview of results, whose pages lie in a folder beside it; anchors are the results' names."""
-    lines = ((f'<a id="{result.stem}"></a>{_link(result, folder)}', *_counts(result)) for result in results)
-    parts = [INTRODUCTION, table(COUNTS, lines), "", *_not_measured({result.name for result in results})]
+    lines = (
+        (f'<a id="{result.stem}"></a>{_link(result, folder)}', *_counts(result))
+        for result in results
+    )
+    parts = [
+        INTRODUCTION,
+        table(COUNTS, lines),
+        "",
+        *_not_measured({result.name for result in results}),
+    ]
     return "\n".join(parts)
 
 
 def detail_pages(results: Sequence[Result]) -> dict[str, str]:
     """Return the pages of the folder beside the overview, by file name; ``NAME-SCALE.png`` lies in it, too."""
-    pages = {f"{result.stem}.md": f"{to_markdown(result, f'{result.stem}.png')}\n{RESULT}" for result in results}
+    pages = {
+        f"{result.stem}.md": f"{to_markdown(result, f'{result.stem}.png')}\n{RESULT}"
+        for result in results
+    }
     sentences = table(SENTENCES, ((_link(result), *_sentences(result)) for result in results))
     pages["sentences.md"] = f"# What the papers show, and what was measured\n\n{sentences}\n"
     pages["unconfirmed.md"] = "\n".join(_unconfirmed(results))
@@ -162,10 +198,21 @@ def _unconfirmed(results: Sequence[Result]) -> Iterator[str]:
         yield "No claim that was tested failed."
     yield ""
     apart = [
-        (result, [row for row in result.outcome.rows if row.counts and _kind(row).startswith(("short", "off"))])
+        (
+            result,
+            [
+                row
+                for row in result.outcome.rows
+                if row.counts and _kind(row).startswith(("short", "off"))
+            ],
+        )
         for result in results
     ]
-    rows = [(_link(result), _range(rows), result.outcome.summary.because or NONE) for result, rows in apart if rows]
+    rows = [
+        (_link(result), _range(rows), result.outcome.summary.because or NONE)
+        for result, rows in apart
+        if rows
+    ]
     if rows:
         yield "Rows that are short of the paper's figures, or off them:\n"
         yield table(("experiment", "rows", "why, as far as it is known"), rows)
@@ -179,7 +226,8 @@ def _range(rows: Sequence[Row]) -> str:
         by_unit[row.unit].append(row.ours - (row.paper or 0))
     ranges: list[str] = []
     for unit, gaps in by_unit.items():
-        low, high = figure(min(gaps), unit), figure(max(gaps), unit)
+        low = figure(min(gaps), unit)
+        high = figure(max(gaps), unit)
         ranges.append(f"{len(gaps)}, by {low}" + (f" to {high}" if len(gaps) > 1 else ""))
     return "; ".join(ranges)
 
@@ -187,15 +235,21 @@ def _range(rows: Sequence[Row]) -> str:
 def _not_measured(measured: Collection[str]) -> Iterator[str]:
     """Yield the section on experiments without a result."""
     cells = [
-        (each.name, each.source, ", ".join(each.data) or NONE, f"`fedclade reproduce {each.name} --scale paper`")
+        (
+            each.name,
+            each.source,
+            ", ".join(each.data) or NONE,
+            f"`fedclade reproduce {each.name} --scale paper`",
+        )
         for each in EXPERIMENTS.values()
         if each.name not in measured
     ]
     if cells:
         yield "## Not measured\n"
         yield (
-            "There are no results of these here: the data sets are not at hand, or 2 cores take too many hours. Each "
-            "is measured by its command, which goes on where it was stopped:\n"
+            "There are no results of these here: the data sets are not at hand, or 2 cores take "
+            "too many hours. Each is measured by its command, which goes on where it was "
+            "stopped:\n"
         )
         yield table(("experiment", "source", "data", "command"), cells)
         yield ""

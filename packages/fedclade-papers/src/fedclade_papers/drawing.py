@@ -13,15 +13,28 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-PANEL_WIDTH, PANEL_HEIGHT = 4.2, 3.2
+PANEL_WIDTH = 4.2
+PANEL_HEIGHT = 3.2
 """Inches."""
 
 LEAST_WIDTH = 6.4
 """Inches: a title takes so much."""
 
 MARKS: Mapping[str, dict[str, Any]] = {
-    "paper": {"marker": "D", "linestyle": "", "markerfacecolor": "white", "color": style.INK, "markersize": 6},
-    "averaged": {"marker": "|", "linestyle": "", "color": style.CLUSTERS[1], "markersize": 9, "markeredgewidth": 2},
+    "paper": {
+        "marker": "D",
+        "linestyle": "",
+        "markerfacecolor": "white",
+        "color": style.INK,
+        "markersize": 6,
+    },
+    "averaged": {
+        "marker": "|",
+        "linestyle": "",
+        "color": style.CLUSTERS[1],
+        "markersize": 9,
+        "markeredgewidth": 2,
+    },
     "ours": {"marker": "o", "linestyle": "", "color": style.ACCENT, "markersize": 6},
 }
 """Of the paper's figures, ours, and ours of plain federated learning."""
@@ -35,7 +48,9 @@ def panels(columns: int, title: str, subtitle: str, *, rows: int = 1) -> tuple[F
     MissingExtraError
         If matplotlib is not installed.
     """
-    figure = style.new_figure(max(LEAST_WIDTH, PANEL_WIDTH * columns), style.HEADER + PANEL_HEIGHT * rows)
+    figure = style.new_figure(
+        max(LEAST_WIDTH, PANEL_WIDTH * columns), style.HEADER + PANEL_HEIGHT * rows
+    )
     axes = figure.subplots(rows, columns, squeeze=False).ravel().tolist()
     style.plain(*axes)
     style.set_title(figure, title, subtitle)
@@ -57,11 +72,20 @@ def dots(axes: Axes, names: Sequence[str], values: Mapping[str, Sequence[float |
     style.plain(axes)
 
 
-def mean_lines(axes: Axes, x: Sequence[float], lines: Mapping[str, Sequence[Sequence[float]]]) -> None:
+def mean_lines(
+    axes: Axes, x: Sequence[float], lines: Mapping[str, Sequence[Sequence[float]]]
+) -> None:
     """Draw the mean over seeds of lines ``[seeds][n]`` by name, and the range of the seeds as a band."""
     for color, (name, seeds) in zip(style.CLUSTERS, lines.items(), strict=False):
         values = np.asarray(seeds, dtype=np.float64)
-        axes.plot(x, values.mean(0), color=color, label=name, marker="o" if len(x) <= style.FEW_ROUNDS else None, ms=4)
+        axes.plot(
+            x,
+            values.mean(0),
+            color=color,
+            label=name,
+            marker="o" if len(x) <= style.FEW_ROUNDS else None,
+            ms=4,
+        )
         if len(values) > 1:
             axes.fill_between(x, values.min(0), values.max(0), color=color, alpha=0.15, linewidth=0)
 

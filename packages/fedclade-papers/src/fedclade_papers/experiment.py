@@ -59,8 +59,8 @@ class Experiment:
         for scale, changes in self.changes.items():
             if odd := sorted(set(changes) - set(self.paper)):
                 raise ConfigError(
-                    f"{self.name}: the scale {scale!r} changes {odd}, which the paper's settings have not; "
-                    "add them there"
+                    f"{self.name}: the scale {scale!r} changes {odd}, which the paper's settings "
+                    "have not; add them there"
                 )
 
     def needs(self, scale: Scale) -> tuple[str, ...]:
@@ -80,11 +80,19 @@ class Experiment:
                 raise ConfigError(unknown(f"setting of {self.name}", key, self.paper))
             if not _is_alike(value, usual := self.paper[key]):
                 raise ConfigError(f"{self.name}: {key} should be like {usual!r}, got {value!r}")
-        return {**self.paper, **({} if scale == "paper" else self.changes[scale]), **(changed or {})}
+        return {
+            **self.paper,
+            **({} if scale == "paper" else self.changes[scale]),
+            **(changed or {}),
+        }
 
     def differences(self, settings: Settings) -> Mapping[str, tuple[Any, Any]]:
         """Return by name what is set otherwise than in the paper: the paper's value, and ours."""
-        return {key: (value, settings[key]) for key, value in self.paper.items() if settings[key] != value}
+        return {
+            key: (value, settings[key])
+            for key, value in self.paper.items()
+            if settings[key] != value
+        }
 
 
 def _is_alike(value: object, usual: object) -> bool:
@@ -93,7 +101,9 @@ def _is_alike(value: object, usual: object) -> bool:
         return not usual or all(_is_alike(each, usual[0]) for each in value)
     numbers = (int, float)
     if isinstance(usual, float) or (isinstance(usual, int) and not isinstance(usual, bool)):
-        return isinstance(value, int if isinstance(usual, int) else numbers) and not isinstance(value, bool)
+        return isinstance(value, int if isinstance(usual, int) else numbers) and not isinstance(
+            value, bool
+        )
     return usual is None or isinstance(value, type(usual))
 
 
@@ -114,9 +124,16 @@ class Paper:
     #: Other sentences by key.
     texts: Mapping[str, str] = field(default_factory=dict[str, str])
 
-    def claim(self, key: str, holds: object, measured: str, as_large: bool | None = None, **named: object) -> Claim:
+    def claim(
+        self, key: str, holds: object, measured: str, as_large: bool | None = None, **named: object
+    ) -> Claim:
         """Return one of the claims; ``holds`` is None where it was not tested."""
-        return Claim(self.claims[key].format(**named), None if holds is None else bool(holds), measured, as_large)
+        return Claim(
+            self.claims[key].format(**named),
+            None if holds is None else bool(holds),
+            measured,
+            as_large,
+        )
 
     def outcome(
         self,
@@ -159,17 +176,23 @@ def _cells_of(paper: Paper, settings: Settings) -> tuple[str, ...]:
     """Return the cells of a table that the paper prints; or the panels of a figure, or the tasks."""
     printed: Mapping[str, Sequence[float | None]] = paper.numbers.get("cells", {})
     if printed:
-        return tuple(cell for cell, figures in printed.items() if any(value is not None for value in figures))
+        return tuple(
+            cell for cell, figures in printed.items() if any(value is not None for value in figures)
+        )
     panels = settings.get("figures", settings.get("tasks", ()))
     return tuple(panels)
 
 
-def experiments_of(tables: Mapping[str, Any], functions: Mapping[str, tuple[Measure, Draw]]) -> tuple[Experiment, ...]:
+def experiments_of(
+    tables: Mapping[str, Any], functions: Mapping[str, tuple[Measure, Draw]]
+) -> tuple[Experiment, ...]:
     """Return the experiments of :func:`read_tables`, each with the functions that measure and draw it."""
     found: list[Experiment] = []
     for name, (measure, draw) in functions.items():
         table = tables[name]
-        said = Paper(**{each.name: table[each.name] for each in fields(Paper) if each.name in table})
+        said = Paper(
+            **{each.name: table[each.name] for each in fields(Paper) if each.name in table}
+        )
         smoke_data = table.get("smoke_data")
         found.append(
             Experiment(

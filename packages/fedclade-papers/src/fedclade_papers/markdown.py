@@ -20,7 +20,15 @@ LONGEST = 80
 """Letters of a setting that are shown."""
 
 SHOWN_FIRST = (
-    *("model", "clients", "client_fraction", "client_fractions", "rounds", "rounds_before", "cohort"),
+    *(
+        "model",
+        "clients",
+        "client_fraction",
+        "client_fractions",
+        "rounds",
+        "rounds_before",
+        "cohort",
+    ),
     *("samples_per_client", "batch_size", "lr", "cuts", "seeds"),
 )
 """Settings whose difference from the paper's is shown in full in the overview; others are named."""
@@ -53,7 +61,9 @@ def ours(row: Row) -> str:
     half = mean_and_interval(row.seeds)[1] if row.seeds else None
     if half is None:
         return figure(row.ours, row.unit)
-    mean, around = (figure(value, row.unit).removesuffix(row.unit).strip() for value in (row.ours, half))
+    mean, around = (
+        figure(value, row.unit).removesuffix(row.unit).strip() for value in (row.ours, half)
+    )
     return f"{mean} ± {around} {row.unit}".strip()
 
 
@@ -73,7 +83,13 @@ def parted(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
 def row_table(rows: Sequence[Row]) -> Cells:
     """Return the cells of rows."""
     return ("what", "paper", "ours", "difference", "verdict"), [
-        (row.what, row.told or figure(row.paper, row.unit), ours(row), difference(row), row.verdict or NONE)
+        (
+            row.what,
+            row.told or figure(row.paper, row.unit),
+            ours(row),
+            difference(row),
+            row.verdict or NONE,
+        )
         for row in rows
     ]
 
@@ -85,7 +101,9 @@ def claim_table(claims: Sequence[Claim], head: str = "the paper's claim") -> Cel
 
 def change_table(result: Result) -> Cells:
     """Return the cells of all that is set otherwise than in the paper."""
-    changes = [(key, setting(paper), setting(now)) for key, (paper, now) in result.differences.items()]
+    changes = [
+        (key, setting(paper), setting(now)) for key, (paper, now) in result.differences.items()
+    ]
     return ("setting", "paper", "here"), [*changes]
 
 
@@ -94,14 +112,16 @@ def departures(result: Result, cells: Sequence[str] = ()) -> str:
 
     ``cells`` are those that the paper prints, see :attr:`Experiment.cells`.
     """
-    shown, others = list[str](), list[str]()
+    shown = list[str]()
+    others = list[str]()
     for key, paper, now in _leaves(result.differences):
         text = f"{key} {setting(paper)} → {setting(now)}"
         if key in SHOWN_FIRST and len(text) <= LONGEST:
             shown.append(text)
         else:
             others.append(key)
-    shown, others = list(dict.fromkeys(shown)), list(dict.fromkeys(others))
+    shown = list(dict.fromkeys(shown))
+    others = list(dict.fromkeys(others))
     if others:
         shown.append(f"also {', '.join(others)}" if shown else ", ".join(others))
     run = [cell for cell in cells if _has_row(result.outcome.rows, cell)]
@@ -113,7 +133,8 @@ def departures(result: Result, cells: Sequence[str] = ()) -> str:
 def _leaves(differences: Mapping[str, tuple[Any, Any]]) -> Iterator[tuple[str, Any, Any]]:
     """Yield each setting that differs with the paper's value and ours; of tables in tables the innermost settings.
 
-    What a table of ours leaves out, such as a figure that was not measured, is no setting that differs.
+    What a table of ours leaves out, such as a figure that was not measured, is no setting that
+    differs.
     """
     for key, (paper, now) in differences.items():
         if isinstance(paper, Mapping) and isinstance(now, Mapping) and set(now) <= set(paper):
@@ -130,7 +151,11 @@ def _has_row(rows: Sequence[Row], cell: str) -> bool:
 
 def summary_lines(summary: Summary) -> list[tuple[str, str]]:
     """Return what of a summary there is: what it is about, and a sentence."""
-    lines = [("The paper shows", summary.shows), ("Measured here", summary.found), ("Why they differ", summary.because)]
+    lines = [
+        ("The paper shows", summary.shows),
+        ("Measured here", summary.found),
+        ("Why they differ", summary.because),
+    ]
     return [(about, sentence) for about, sentence in lines if sentence]
 
 
@@ -140,18 +165,26 @@ def setting(value: Any) -> str:
     >>> setting([1, 2]), setting("mnist"), setting(None)
     ('[1, 2]', 'mnist', '–')
     """
-    text = NONE if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    text = (
+        NONE
+        if value is None
+        else value
+        if isinstance(value, str)
+        else json.dumps(value, ensure_ascii=False)
+    )
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
 
 def circumstances(result: Result) -> str:
     """Say scale, seeds, time, machine and date in a line."""
     seeds = f"seeds {', '.join(map(str, result.seeds))} · " if result.seeds else ""
-    machine, installed = result.machine, result.versions
+    machine = result.machine
+    installed = result.versions
     where = "" if machine["device"] == "cpu" else f" and {machine['device']}"
     return (
-        f"scale {result.scale} · {seeds}{duration(result.seconds)} on {machine['cpus']} CPUs ({machine['kind']}){where}"
-        f" · Python {installed['python']}, torch {installed['torch']} · {result.date}"
+        f"scale {result.scale} · {seeds}{duration(result.seconds)} on {machine['cpus']} CPUs "
+        f"({machine['kind']}){where} · Python {installed['python']}, torch {installed['torch']} · "
+        f"{result.date}"
     )
 
 
@@ -188,7 +221,9 @@ def to_csv(result: Result) -> str:
     """Return the rows of a result as CSV, numbers unrounded."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("what", "unit", "paper", "ours", "half_width_95", "difference", "verdict", "seeds"))
+    writer.writerow(
+        ("what", "unit", "paper", "ours", "half_width_95", "difference", "verdict", "seeds")
+    )
     for row in result.outcome.rows:
         half = mean_and_interval(row.seeds)[1] if row.seeds else None
         gap = None if row.paper is None else row.ours - row.paper
@@ -199,5 +234,9 @@ def to_csv(result: Result) -> str:
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table of Markdown."""
-    lines = [columns, ["---"] * len(columns), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    lines = [
+        columns,
+        ["---"] * len(columns),
+        *([cell.replace("|", "\\|") for cell in row] for row in rows),
+    ]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -49,7 +49,9 @@ class Row:
     repeats: str = ""
 
     @classmethod
-    def of(cls, what: str, paper: float | None, seeds: Iterable[float], unit: str = "%", **more: Any) -> Row:
+    def of(
+        cls, what: str, paper: float | None, seeds: Iterable[float], unit: str = "%", **more: Any
+    ) -> Row:
         """Return the row of our values, seed by seed."""
         values = tuple(float(value) for value in seeds)
         return cls(what, paper, fmean(values), unit, values, **more)
@@ -68,7 +70,8 @@ class Row:
     def verdict(self) -> str:
         """Return ``reached``, ``exceeded``, ``short by X`` or, where either side may be wrong, ``off by X``.
 
-        The last two with ``, as seeds differ`` if the seeds spread as far. Empty for a quantity of ours.
+        The last two with ``, as seeds differ`` if the seeds spread as far. Empty for a quantity of
+        ours.
         """
         if self.paper is None or self.own:
             return ""

@@ -68,13 +68,20 @@ class Result:
         try:
             found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             if found["format"] != FORMAT:
-                raise RunError(f"{path} has format {found['format']}, this version of fedclade reads format {FORMAT}")
+                raise RunError(
+                    f"{path} has format {found['format']}, this version of fedclade reads format "
+                    f"{FORMAT}"
+                )
             found["outcome"] = Outcome.from_json(found["outcome"])
-            found["differences"] = {key: tuple(values) for key, values in found["differences"].items()}
+            found["differences"] = {
+                key: tuple(values) for key, values in found["differences"].items()
+            }
             found["seeds"] = tuple(found["seeds"])
             return cls(**{field.name: found[field.name] for field in fields(cls)})
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise RunError(f"{path} holds no result of an experiment: {type(error).__name__}: {error}") from error
+            raise RunError(
+                f"{path} holds no result of an experiment: {type(error).__name__}: {error}"
+            ) from error
 
 
 def write_text(path: Path, text: str) -> None:
@@ -111,14 +118,20 @@ def measure(
     """
     if missing := missing_data(experiment, scale, data_dir):
         raise DataError(
-            f"{experiment.name} needs the data set {missing[0]!r}, which is not in {data_dir}; name a folder that has "
-            "it with --data-dir / FEDCLADE_DATA_DIR"
+            f"{experiment.name} needs the data set {missing[0]!r}, which is not in {data_dir}; "
+            "name a folder that has it with --data-dir / FEDCLADE_DATA_DIR"
         )
     settings = experiment.settings(scale, changed)
-    cache = ResultCache(settings, data_dir=data_dir, device=device, folder=folder, say=say, stop=stop)
-    # As JSON has it, so that what is drawn and written now is what is drawn and written of the file.
+    cache = ResultCache(
+        settings, data_dir=data_dir, device=device, folder=folder, say=say, stop=stop
+    )
+    # As JSON has it, so that what is drawn and written now is what is drawn and written of the
+    # file.
     outcome = json.loads(json.dumps(asdict(experiment.measure(cache, settings)), default=_plain))
-    by_hand = [shlex.join(["--set", f"{key}={json.dumps(value)}"]) for key, value in (changed or {}).items()]
+    by_hand = [
+        shlex.join(["--set", f"{key}={json.dumps(value)}"])
+        for key, value in (changed or {}).items()
+    ]
     return Result(
         **{key: getattr(experiment, key) for key in ("name", "source", "title")},
         scale=scale,
@@ -136,7 +149,11 @@ def measure(
 
 def missing_data(experiment: Experiment, scale: Scale, data_dir: Path | None) -> list[str]:
     """Return the data sets that an experiment needs and a data folder lacks; without a folder they are fetched."""
-    return [data for data in experiment.needs(scale) if data_dir is not None and not is_at_hand(data, data_dir)]
+    return [
+        data
+        for data in experiment.needs(scale)
+        if data_dir is not None and not is_at_hand(data, data_dir)
+    ]
 
 
 def _plain(value: Any) -> Any:
@@ -149,4 +166,9 @@ def _plain(value: Any) -> Any:
 def _machine(device: str) -> dict[str, Any]:
     """Return what the time depends on; never what the machine is called."""
     name = torch.cuda.get_device_name() if choose_device(device) == "cuda" else "cpu"
-    return {"cpus": os.cpu_count(), "kind": platform.machine(), "device": name, "threads": torch.get_num_threads()}
+    return {
+        "cpus": os.cpu_count(),
+        "kind": platform.machine(),
+        "device": name,
+        "threads": torch.get_num_threads(),
+    }

@@ -36,7 +36,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from fedclade.algorithms.cluster_update import ClusterUpdate, by_cluster, membership_events, move_clusters
+from fedclade.algorithms.cluster_update import (
+    ClusterUpdate,
+    by_cluster,
+    membership_events,
+    move_clusters,
+)
 from fedclade.algorithms.rcfl.data_splits import DataSplits
 from fedclade.algorithms.rcfl.replicate_test import examine_node, list_clusters, postpone_if_too_few
 from fedclade.clustering import compute_training_losses
@@ -181,7 +186,9 @@ def run_cohort_round(
         )
         trained.append(ClusterUpdate.of(leaf.id, updates, this_round))
         level = tests.level / (number * (number + 1))
-        tested.append(_test_leaf(leaf, updates, in_splits, tests=tests, level=level, this_round=this_round))
+        tested.append(
+            _test_leaf(leaf, updates, in_splits, tests=tests, level=level, this_round=this_round)
+        )
 
     if on_whole_data:
         models, rows = tree.models([tree.leaf_of[client] for client in on_whole_data])
@@ -274,7 +281,10 @@ def _merge_leaves(
         return tree
     models = [_average_models([tree.nodes[first], tree.nodes[second]]) for first, second in pairs]
     evaluation = clients.evaluate(
-        [client for client, _ in queried], torch.stack(models), [place for _, place in queried], "train"
+        [client for client, _ in queried],
+        torch.stack(models),
+        [place for _, place in queried],
+        "train",
     )
     gains = _sum_gains(queried, evaluation, lowest, len(pairs))
     replied = set(evaluation.ids)
@@ -293,7 +303,10 @@ def _merge_leaves(
 
 
 def _sum_gains(
-    queried: Sequence[tuple[int, int]], evaluation: Evaluation, lowest: Mapping[int, float], pairs: int
+    queried: Sequence[tuple[int, int]],
+    evaluation: Evaluation,
+    lowest: Mapping[int, float],
+    pairs: int,
 ) -> NDArray[np.float64]:
     """Return what the new clients of each pair gain with the mean of both models, ``[pairs]``."""
     replied = set(evaluation.ids)  # a client replied for all of its models, or for none
@@ -313,7 +326,12 @@ def _sum_bounded(gains: Sequence[float]) -> float:
 
 
 def _test_leaf(
-    leaf: Node, updates: Updates, in_splits: Updates, tests: CohortTests, level: float, this_round: Round
+    leaf: Node,
+    updates: Updates,
+    in_splits: Updates,
+    tests: CohortTests,
+    level: float,
+    this_round: Round,
 ) -> _TestedLeaf:
     """Test a cluster by the splits of a sample of its members.
 
@@ -323,7 +341,12 @@ def _test_leaf(
     if postponed:
         return _TestedLeaf(leaf, postponed, updates)
     verdict = examine_node(
-        leaf.id, in_splits, tests.splits.count, level=level, this_round=this_round, level_inside=tests.level
+        leaf.id,
+        in_splits,
+        tests.splits.count,
+        level=level,
+        this_round=this_round,
+        level_inside=tests.level,
     )
     event = verdict.make_event(Tested, leaf.id, in_splits.ids, level)
     found = [cluster for cluster in event.clusters if len(cluster) >= SMALLEST_CLUSTER]
@@ -332,7 +355,9 @@ def _test_leaf(
     return _TestedLeaf(leaf, event, updates, groups=groups, criteria=criteria)
 
 
-def _assign_by_signature(updates: Updates, clusters: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+def _assign_by_signature(
+    updates: Updates, clusters: Sequence[tuple[int, ...]]
+) -> tuple[tuple[int, ...], ...]:
     """Assign clients in no cluster to the one whose mean signature is most similar to theirs."""
     unit = functional.normalize(updates.signatures.double(), dim=1)
     row_of = {client: row for row, client in enumerate(updates.ids)}
@@ -368,10 +393,15 @@ def _split_leaf(
             updates = tested.updates.select(child.members)
         else:  # a run that streams keeps only sums over all clients of a model
             again = replace(this_round, purpose="train the parts")
-            updates = clients.train(child.members, node.params[None], [0] * len(child.members), again)
+            updates = clients.train(
+                child.members, node.params[None], [0] * len(child.members), again
+            )
         tree = tree.with_model(child.id, node.params + mean(updates))
     split = ClusterSplit(
-        node.id, **tested.criteria, clusters=tuple(tested.groups), children=tuple(child.id for child in children)
+        node.id,
+        **tested.criteria,
+        clusters=tuple(tested.groups),
+        children=tuple(child.id for child in children),
     )
     return tree, [tested.event, split]
 

@@ -62,7 +62,9 @@ class DataSplits:
         return cls._choose(len(considered), int(considered.min()), level)
 
     @classmethod
-    def choose_for_cohorts(cls, sizes: Mapping[int, int], level: float, sample: int) -> DataSplits | None:
+    def choose_for_cohorts(
+        cls, sizes: Mapping[int, int], level: float, sample: int
+    ) -> DataSplits | None:
         """Choose r and s for tests on ``sample`` clients of a cohort; None if data cannot be split.
 
         There are enough clients to draw from, so that the half with less data is not tested.
@@ -83,15 +85,20 @@ class DataSplits:
         """Choose r and s, and warn in the log if a test at half of the level finds nothing."""
         splits = cls.choose(clients.sizes, level)
         if splits is None:
-            _log.warning("%s cannot part the data of these clients: fewer than two have two training examples", method)
+            _log.warning(
+                "%s cannot part the data of these clients: fewer than two have two training "
+                "examples",
+                method,
+            )
             return None
         able = splits.select_able(clients.sizes, clients.ids)
         lowest = compute_lowest_p_value(len(able), splits.count)
         needed = level / 2 / VIEWS
         if lowest > needed:
             _log.warning(
-                "%s finds no clusters at algorithm.level = %g in the first rounds: from %d parts of the data of %d "
-                "clients no p-value is below %.2g, and %.2g is needed; raise the level, or take more clients or data",
+                "%s finds no clusters at algorithm.level = %g in the first rounds: from %d parts "
+                "of the data of %d clients no p-value is below %.2g, and %.2g is needed; raise "
+                "the level, or take more clients or data",
                 method,
                 level,
                 splits.count,
@@ -138,7 +145,11 @@ class DataSplits:
             Whether clients send a signature of each split's update, and not only of their mean.
         """
         in_splits = replace(
-            this_round, replicates=self.count, part_size=self.size, require_all=True, compares_parts=compares
+            this_round,
+            replicates=self.count,
+            part_size=self.size,
+            require_all=True,
+            compares_parts=compares,
         )
         return clients.train(ids, models, rows or [0] * len(ids), in_splits).select(ids)
 
@@ -164,7 +175,9 @@ class DataSplits:
         """
         able = self.select_able(clients.sizes, members)
         models, rows = tree.models([tree.leaf_of[client] for client in able])
-        in_splits = self.request_updates(clients, able, models, this_round, rows=rows, compares=compares)
+        in_splits = self.request_updates(
+            clients, able, models, this_round, rows=rows, compares=compares
+        )
         others = sorted(set(cohort).difference(able))
         if not others:
             return in_splits, in_splits

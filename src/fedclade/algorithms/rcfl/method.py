@@ -222,7 +222,12 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
             ("algorithm.level", self.level, 0 < self.level < 1, "greater than 0 and less than 1"),
             ("algorithm.check_every", self.check_every, self.check_every >= 1, "at least 1"),
             ("algorithm.sample", self.sample, self.sample >= 2, "at least 2"),
-            ("algorithm.sharing", self.sharing, 0 <= self.sharing < 1, "at least 0 and less than 1"),
+            (
+                "algorithm.sharing",
+                self.sharing,
+                0 <= self.sharing < 1,
+                "at least 0 and less than 1",
+            ),
         )
 
     @property
@@ -238,7 +243,9 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         """Return a warning if a run of this number of rounds ends before clients can separate."""
         if rounds >= EARLY_ROUNDS:
             return ""
-        needed = f"rcfl lets clients go apart after {EARLY_ROUNDS} rounds, and this run has {rounds}"
+        needed = (
+            f"rcfl lets clients go apart after {EARLY_ROUNDS} rounds, and this run has {rounds}"
+        )
         return f"{needed}: it will be federated averaging; set more rounds"
 
     def init(self, params: Tensor, clients: Clients) -> ReplicatedState:
@@ -303,14 +310,23 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         if number % self.check_every == 0 and self._can_afford_check(state):
             state = replace(state, checks=state.checks + 1)
             state, events = self._check(state, clients, this_round)
-        looks_inside = all_take_part and state.tree is before and self._looks_inside(state, cohort, clients, number)
+        looks_inside = (
+            all_take_part
+            and state.tree is before
+            and self._looks_inside(state, cohort, clients, number)
+        )
         if self.fallback and len(_populated_leaves(state.tree)) > 1:
             model = train_beside(state.tree, cohort, clients, this_round)
             state = replace(state, tree=state.tree.continued(model))
 
         if looks_inside:
             trained, tree, found = look_inside(
-                state.tree, state.splits, cohort, clients=clients, this_round=this_round, level=self.level
+                state.tree,
+                state.splits,
+                cohort,
+                clients=clients,
+                this_round=this_round,
+                level=self.level,
             )
             events += found
         else:
@@ -321,19 +337,27 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         tree, placements = place_stragglers(tree, trained)
         tree = share_models(tree, clients.sizes, number, self.sharing)
         populated = _populated_leaves(tree)
-        if self.fallback and not is_one_cluster and len(populated) == 1:  # all have become one again
+        # all have become one again
+        if self.fallback and not is_one_cluster and len(populated) == 1:
             tree = tree.continued(populated[0].params)
         log = log_of(trained, [*events, *placements], "check" if events else "train")
         return replace(state, tree=tree), log
 
-    def _looks_inside(self, state: ReplicatedState, cohort: Sequence[int], clients: Clients, number: int) -> bool:
+    def _looks_inside(
+        self, state: ReplicatedState, cohort: Sequence[int], clients: Clients, number: int
+    ) -> bool:
         """Return whether this is the round of :func:`look_inside`: few clients just separated."""
         if number != EARLY_ROUNDS + 1 or not _has_just_separated(state.tree, number):
             return False
         return len(state.splits.select_able(clients.sizes, cohort)) < FEW_CLIENTS
 
     def _run_round_in_splits(
-        self, state: ReplicatedState, cohort: Sequence[int], clients: Clients, this_round: Round, last_in_splits: int
+        self,
+        state: ReplicatedState,
+        cohort: Sequence[int],
+        clients: Clients,
+        this_round: Round,
+        last_in_splits: int,
     ) -> tuple[ReplicatedState, RoundLog]:
         """Train all clients on equal splits; in the last such round test them, and separate."""
         tree = state.tree
@@ -347,7 +371,9 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         cluster = ClusterUpdate.of(0, updates, this_round)
         replied = in_splits.ids
         state = replace(
-            state, tree=move_clusters(tree, [cluster]), asked=state.asked + len(set(able).difference(cohort))
+            state,
+            tree=move_clusters(tree, [cluster]),
+            asked=state.asked + len(set(able).difference(cohort)),
         )
         if this_round.number == 1 and replied:
             state = replace(state, tested=replied, cosines=compute_cosines(in_splits))
@@ -374,7 +400,9 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         if not verdict.labels.any():
             event = verdict.make_event(Tested, 0, replied, level)
             return state, log_of([cluster], [event], "check")
-        state, events = self._regroup(state, verdict, in_splits, model=model, level=level, this_round=this_round)
+        state, events = self._regroup(
+            state, verdict, in_splits, model=model, level=level, this_round=this_round
+        )
         return state, log_of([cluster], events, "check")
 
     def _check(
@@ -432,10 +460,18 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
             verdict = cluster_by_halves(updates, present, level, generator)
             # Every check by halves counts, since what it finds decides whether it is a test.
             state = replace(state, halves=state.halves + 1)
-        return self._regroup(state, verdict, updates, model=model, level=level, this_round=this_round)
+        return self._regroup(
+            state, verdict, updates, model=model, level=level, this_round=this_round
+        )
 
     def _regroup(
-        self, state: ReplicatedState, verdict: Verdict, updates: Updates, model: Tensor, level: float, this_round: Round
+        self,
+        state: ReplicatedState,
+        verdict: Verdict,
+        updates: Updates,
+        model: Tensor,
+        level: float,
+        this_round: Round,
     ) -> tuple[ReplicatedState, list[Event]]:
         """Form the clusters of a verdict, which is about clients that made updates at a model."""
         before = np.array([state.tree.leaf_of[client] for client in updates.ids])
@@ -462,7 +498,9 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
     def _choose_cohort_splits(self, state: ReplicatedState, clients: Clients) -> ReplicatedState:
         """Return the state of a run in which only clients of the cohort are queried."""
         splits = DataSplits.choose_for_cohorts(clients.sizes, self.level, self.sample) or HALVES
-        return replace(state, on_cohorts=True, parts=splits.count, part_size=splits.size, initial=None)
+        return replace(
+            state, on_cohorts=True, parts=splits.count, part_size=splits.size, initial=None
+        )
 
     def _run_cohort_round(
         self, state: ReplicatedState, cohort: Sequence[int], clients: Clients, this_round: Round
@@ -505,7 +543,13 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
 
 
 def look_inside(
-    tree: ParameterTree, splits: DataSplits, cohort: Sequence[int], clients: Clients, this_round: Round, *, level: float
+    tree: ParameterTree,
+    splits: DataSplits,
+    cohort: Sequence[int],
+    clients: Clients,
+    this_round: Round,
+    *,
+    level: float,
 ) -> tuple[list[ClusterUpdate], ParameterTree, list[Event]]:
     """Train clusters of several clients in splits, test each of them, and divide those that fail.
 
@@ -518,7 +562,9 @@ def look_inside(
     """
     several = [leaf for leaf in tree.leaves if len(leaf.members) > 1]
     members = [client for leaf in several for client in leaf.members]
-    updates, in_splits = splits.train(tree, members, cohort, clients=clients, this_round=this_round, compares=True)
+    updates, in_splits = splits.train(
+        tree, members, cohort, clients=clients, this_round=this_round, compares=True
+    )
     trained = by_cluster(tree, updates, this_round)
     tree = move_clusters(tree, trained)
     level_inside = LEVEL_SHARE_INSIDE * level
@@ -531,7 +577,12 @@ def look_inside(
             events.append(postponed)
             continue
         verdict = examine_node(
-            leaf.id, own_updates, splits.count, level=level_inside, this_round=this_round, level_inside=level_inside
+            leaf.id,
+            own_updates,
+            splits.count,
+            level=level_inside,
+            this_round=this_round,
+            level_inside=level_inside,
         )
         is_divided = bool(verdict.labels.any())
         kind = Regrouped if is_divided else Tested
@@ -582,7 +633,9 @@ def regroup(
     return tree.regrouped(groups, params=model, round_number=round_number, criteria=criteria)
 
 
-def divide(tree: ParameterTree, node: int, clusters: Sequence[tuple[int, ...]], round_number: int) -> ParameterTree:
+def divide(
+    tree: ParameterTree, node: int, clusters: Sequence[tuple[int, ...]], round_number: int
+) -> ParameterTree:
     """Return the star after one of its leaves is divided; members keep their cached signatures.
 
     Members of the leaf that are in none of the clusters belong to the root alone.
@@ -602,7 +655,9 @@ def divide(tree: ParameterTree, node: int, clusters: Sequence[tuple[int, ...]], 
 def _find_start(tree: ParameterTree, members: Sequence[int]) -> tuple[int, Tensor]:
     """Return the leaf that a new cluster continues, 0 for none, and its first model."""
     origins = Counter(tree.leaf_of[client] for client in members)
-    taken_over = {leaf: n for leaf, n in origins.items() if leaf and 2 * n > len(tree.nodes[leaf].members)}
+    taken_over = {
+        leaf: n for leaf, n in origins.items() if leaf and 2 * n > len(tree.nodes[leaf].members)
+    }
     if not taken_over:
         most_common = origins.most_common(1)[0][0]
         return 0, tree.nodes[most_common].params
@@ -632,7 +687,9 @@ def average_models(tree: ParameterTree, sizes: Mapping[int, int]) -> Tensor:
     return (weights / weights.sum()).to(models) @ models
 
 
-def share_models(tree: ParameterTree, sizes: Mapping[int, int], number: int, sharing: float) -> ParameterTree:
+def share_models(
+    tree: ParameterTree, sizes: Mapping[int, int], number: int, sharing: float
+) -> ParameterTree:
     """Move the models of new clusters towards the mean of all, after a round of separate training.
 
     For a while clusters so continue to learn together what they have in common, though it is not

@@ -35,7 +35,12 @@ from torch import Tensor
 
 from fedclade.algorithms.cluster_update import ClusterUpdate, train_clusters
 from fedclade.algorithms.rcfl.data_splits import HALVES, DataSplits
-from fedclade.algorithms.split_criterion import CFLState, ExaminedCluster, ProposedSplit, SplitCriterion
+from fedclade.algorithms.split_criterion import (
+    CFLState,
+    ExaminedCluster,
+    ProposedSplit,
+    SplitCriterion,
+)
 from fedclade.clustering import (
     Labels,
     Replicates,
@@ -153,10 +158,14 @@ def cluster_by_splits(
         labels = present
     else:
         labels = np.zeros_like(present)
-    return Verdict(labels, found.p_value, found_gain, gain_before=present_gains[found.view], gamma=gamma)
+    return Verdict(
+        labels, found.p_value, found_gain, gain_before=present_gains[found.view], gamma=gamma
+    )
 
 
-def cluster_by_halves(updates: Updates, present: Labels, level: float, generator: np.random.Generator) -> Verdict:
+def cluster_by_halves(
+    updates: Updates, present: Labels, level: float, generator: np.random.Generator
+) -> Verdict:
     """Cluster clients by updates from two halves of their data.
 
     Parameters
@@ -188,11 +197,19 @@ def cluster_by_halves(updates: Updates, present: Labels, level: float, generator
         labels = present
     else:
         labels = np.zeros_like(present)
-    return Verdict(labels, p_value, found.gain, gain_before=present_gain, gamma=_find_median(replicates.gammas))
+    return Verdict(
+        labels, p_value, found.gain, gain_before=present_gain, gamma=_find_median(replicates.gammas)
+    )
 
 
 def examine_node(
-    node: int, updates: Updates, splits: int, level: float, this_round: Round, *, level_inside: float
+    node: int,
+    updates: Updates,
+    splits: int,
+    level: float,
+    this_round: Round,
+    *,
+    level_inside: float,
 ) -> Verdict:
     """Test whether the members of one cluster have one distribution.
 
@@ -201,7 +218,12 @@ def examine_node(
     generator = this_round.generator(f"shuffles {node}")
     one_cluster = np.zeros(len(updates.ids), dtype=np.int64)
     return cluster_by_splits(
-        compute_cosines(updates), splits, one_cluster, level=level, generator=generator, level_inside=level_inside
+        compute_cosines(updates),
+        splits,
+        one_cluster,
+        level=level,
+        generator=generator,
+        level_inside=level_inside,
     )
 
 
@@ -308,7 +330,13 @@ class ReplicateTest(SplitCriterion):
         return replace(state, parts=splits.count, part_size=splits.size)
 
     def train(
-        self, state: CFLState, cohort: Sequence[int], clients: Clients, this_round: Round, *, weighted: bool
+        self,
+        state: CFLState,
+        cohort: Sequence[int],
+        clients: Clients,
+        this_round: Round,
+        *,
+        weighted: bool,
     ) -> Sequence[ClusterUpdate]:
         """Train all clusters, in splits or on whole data, and request halves if a test is due."""
         tree = state.tree
@@ -323,12 +351,23 @@ class ReplicateTest(SplitCriterion):
                 continue
             age = this_round.number - leaf.born
             training = sorted(on_whole_data.intersection(leaf.members))
-            if splits and age <= last_in_splits and _can_train_in_splits(leaf, splits, tree, clients):
+            if (
+                splits
+                and age <= last_in_splits
+                and _can_train_in_splits(leaf, splits, tree, clients)
+            ):
                 tested = age == last_in_splits and len(leaf.members) > 1
                 updates, in_splits = splits.train(
-                    tree, leaf.members, training, clients=clients, this_round=this_round, compares=tested
+                    tree,
+                    leaf.members,
+                    training,
+                    clients=clients,
+                    this_round=this_round,
+                    compares=tested,
                 )
-                cluster = ClusterUpdate.of(leaf.id, updates, this_round, weighted=weighted).compared()
+                cluster = ClusterUpdate.of(
+                    leaf.id, updates, this_round, weighted=weighted
+                ).compared()
                 if tested:
                     replies = len(in_splits.ids)
                     replicates = _Replicates(in_splits, replies, splits.count, self.level / 2)
@@ -341,15 +380,21 @@ class ReplicateTest(SplitCriterion):
                 level = self.level / 2 / (number * (number + 1))
                 # The cluster's model need not be sent twice to members that all train.
                 model_is_sent = len(training) == len(leaf.members)
-                halves[leaf.id] = _request_halves(leaf, clients, this_round, level, model_is_sent=model_is_sent)
+                halves[leaf.id] = _request_halves(
+                    leaf, clients, this_round, level, model_is_sent=model_is_sent
+                )
 
         if on_whole_data:
-            for cluster in train_clusters(state, sorted(on_whole_data), clients, this_round, weighted=weighted):
+            for cluster in train_clusters(
+                state, sorted(on_whole_data), clients, this_round, weighted=weighted
+            ):
                 due = halves.get(cluster.node)
                 trained.append(cluster if due is None else _TestedCluster.add(cluster, due))
         return sorted(trained, key=lambda cluster: cluster.node)
 
-    def examine(self, cluster: ClusterUpdate, state: CFLState, clients: Clients, this_round: Round) -> ExaminedCluster:
+    def examine(
+        self, cluster: ClusterUpdate, state: CFLState, clients: Clients, this_round: Round
+    ) -> ExaminedCluster:
         """Test a cluster if a test is due, and split it in two if the test finds clusters."""
         if not isinstance(cluster, _TestedCluster) or cluster.replicates is None:
             return ExaminedCluster(cluster)
@@ -409,7 +454,9 @@ def join_to_two(labels: Labels, similarity: Similarity) -> Labels:
     return cut(agglomerate(distances, "average"), 2)[labels]
 
 
-def _can_train_in_splits(leaf: Node, splits: DataSplits, tree: ParameterTree, clients: Clients) -> bool:
+def _can_train_in_splits(
+    leaf: Node, splits: DataSplits, tree: ParameterTree, clients: Clients
+) -> bool:
     """Return whether some member has enough examples, and the model depends on all splits alike.
 
     It does if all rounds that led to it were rounds in splits, in this cluster and those above.

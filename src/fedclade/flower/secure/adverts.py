@@ -22,9 +22,10 @@ FEWEST_HONEST = 2
 class Advert:
     """One client's public keys for one sum: ``masking`` for pairwise masks, ``sealing`` for shares sent to it.
 
-    ``min_honest`` is h, how many honest clients whose updates leave under masks alone must be in a sum with its own. It
-    is 0 of a client that does not insist on sums (``secure-aggregation`` in its policy): such a client answers the same
-    training without masks if the server asks for it, and so hides no other client's update.
+    ``min_honest`` is h, how many honest clients whose updates leave under masks alone must be in a
+    sum with its own. It is 0 of a client that does not insist on sums (``secure-aggregation`` in
+    its policy): such a client answers the same training without masks if the server asks for it,
+    and so hides no other client's update.
     """
 
     client: int
@@ -55,15 +56,17 @@ class Advert:
             raise UpdateError(f"client {self.client}'s keys for the sum are not signed by its key")
 
     def _transcript(self, context: bytes) -> bytes:
-        return transcript("advert", context, self.client, self.masking, self.sealing, self.min_honest)
+        return transcript(
+            "advert", context, self.client, self.masking, self.sealing, self.min_honest
+        )
 
 
 def check_min_honest(number: int) -> None:
     """Check that a client can want so many honest ones in its sum; an UpdateError otherwise."""
     if number and not FEWEST_HONEST <= number <= MOST_CLIENTS:
         raise UpdateError(
-            f"a sum of at least {shown(number)} honest clients (min_honest); expected 0, or {FEWEST_HONEST} to "
-            f"{MOST_CLIENTS}"
+            f"a sum of at least {shown(number)} honest clients (min_honest); expected 0, or "
+            f"{FEWEST_HONEST} to {MOST_CLIENTS}"
         )
 
 
@@ -71,7 +74,13 @@ def digest_of_list(context: bytes, everybody: Sequence[Advert]) -> bytes:
     """Return λ, the digest of a whole list in ascending order of its clients."""
     fields: list[bytes | str | int] = []
     for each in sorted(everybody, key=lambda each: each.client):
-        fields += [each.client, bytes.fromhex(each.signer), each.masking, each.sealing, each.min_honest]
+        fields += [
+            each.client,
+            bytes.fromhex(each.signer),
+            each.masking,
+            each.sealing,
+            each.min_honest,
+        ]
         fields.append(each.signature)
     return digest("list", context, len(everybody), *fields)
 
@@ -79,7 +88,9 @@ def digest_of_list(context: bytes, everybody: Sequence[Advert]) -> bytes:
 def told(adverts: Sequence[Advert], *, has_signers: bool) -> dict[str, Any]:
     """Return adverts as the values of a message, with the clients' own keys or without."""
     columns = ("client", "masking", "sealing", "signature")
-    values: dict[str, Any] = {f"{name}s": [getattr(each, name) for each in adverts] for name in columns}
+    values: dict[str, Any] = {
+        f"{name}s": [getattr(each, name) for each in adverts] for name in columns
+    }
     values["min_honests"] = [each.min_honest for each in adverts]
     if has_signers:
         values["signers"] = [bytes.fromhex(each.signer) for each in adverts]
@@ -89,7 +100,8 @@ def told(adverts: Sequence[Advert], *, has_signers: bool) -> dict[str, Any]:
 def read(content: Content, keys: Mapping[int, str] | None) -> list[Advert]:
     """Return the adverts of a message, of different clients in ascending order; an UpdateError otherwise.
 
-    ``keys`` are the clients' own keys by number, if they are known from elsewhere than from the message.
+    ``keys`` are the clients' own keys by number, if they are known from elsewhere than from the
+    message.
     """
     ids = listed(content, "clients", int)
     columns = [listed(content, name, bytes) for name in ("maskings", "sealings", "signatures")]
@@ -98,14 +110,17 @@ def read(content: Content, keys: Mapping[int, str] | None) -> list[Advert]:
     min_honests = listed(content, "min_honests", int)
     if {*map(len, columns), len(min_honests)} != {len(ids)} or sorted(set(ids)) != ids:
         raise UpdateError(
-            f"keys of clients {shown(ids)}: each client should be there once, in ascending order, with all of its keys"
+            f"keys of clients {shown(ids)}: each client should be there once, in ascending order, "
+            "with all of its keys"
         )
     for number in min_honests:
         check_min_honest(number)
     if keys is None:
         signers = [signer.hex() for signer in columns.pop()]
     elif unknown := [client for client in ids if client not in keys]:
-        raise UpdateError(f"clients {shown(unknown)} are not on this client's list of peers (peers-file)")
+        raise UpdateError(
+            f"clients {shown(unknown)} are not on this client's list of peers (peers-file)"
+        )
     else:
         signers = [keys[client] for client in ids]
     rows = zip(ids, *columns, signers, min_honests, strict=True)

@@ -132,7 +132,11 @@ class Group:
         No other client would go on with them.
         """
         times_shown = Counter(key for client in self.alive for key in self.adverts[client].keys)
-        copied = [client for client in self.alive if any(times_shown[key] > 1 for key in self.adverts[client].keys)]
+        copied = [
+            client
+            for client in self.alive
+            if any(times_shown[key] > 1 for key in self.adverts[client].keys)
+        ]
         self.alive = [client for client in self.alive if client not in copied]
         return copied
 
@@ -171,7 +175,9 @@ class Group:
         left_out: list[int] = []
         needed = self.graph.needed
         while True:
-            lonely = sorted(client for client in dealt if len(self._holders_in(dealt, client)) < needed)
+            lonely = sorted(
+                client for client in dealt if len(self._holders_in(dealt, client)) < needed
+            )
             if not lonely:
                 break
             dealt -= set(lonely)
@@ -193,7 +199,9 @@ class Group:
 
     def signed_vectors_for(self, client: int) -> tuple[list[bytes], list[bytes]]:
         """Return digests and signatures of the vectors of clients whose shares a client owns."""
-        signed = [self.signed[dealer] for dealer in self.dealers_to(client) if dealer in self.masked]
+        signed = [
+            self.signed[dealer] for dealer in self.dealers_to(client) if dealer in self.masked
+        ]
         digests = [digest for digest, _ in signed]
         signatures = [signature for _, signature in signed]
         return digests, signatures
@@ -228,7 +236,9 @@ class Group:
             secret = "seed" if dealer in self.masked else "key"
             promises = self.promises[dealer][client]
             if share and not is_promised(share, promises, secret, (dealer, client), scope):
-                raise UpdateError(f"sent another share of client {dealer}'s {secret} than the one it was dealt")
+                raise UpdateError(
+                    f"sent another share of client {dealer}'s {secret} than the one it was dealt"
+                )
         for dealer, share in share_of.items():
             if share:
                 self.shares.setdefault(dealer, {})[client] = share
@@ -301,8 +311,8 @@ class Group:
         counted = self.active or self.alive
         if len(counted) < rules.fewest:
             return (
-                f"{len(counted)} of the {requested} clients of its cluster answered, and a sum is of at least "
-                f"{rules.fewest} (network.secure_fewest)"
+                f"{len(counted)} of the {requested} clients of its cluster answered, and a sum is "
+                f"of at least {rules.fewest} (network.secure_fewest)"
             )
         min_honest = self.min_honest_of(counted)
         unprotected = without_protection(min_honest, self.terms.colluders)
@@ -311,9 +321,9 @@ class Group:
             return f"no sum can be had {why}"
         if replied < self.quorum:
             return (
-                f"{replied} of the {requested} clients of its cluster answered, and {self.quorum} have to agree on "
-                f"their sum (more than half of all and the {self.terms.colluders} of network.secure_colluders"
-                f"{self._clients_that_do_not_insist()})"
+                f"{replied} of the {requested} clients of its cluster answered, and {self.quorum} "
+                f"have to agree on their sum (more than half of all and the {self.terms.colluders} "
+                f"of network.secure_colluders{self._clients_that_do_not_insist()})"
             )
         return self._why_masks_stay(replied, requested)
 
@@ -336,8 +346,9 @@ class Group:
             holders = self._holders_in(here, client)
             if self._is_masked_with(client) and len(holders) < needed:
                 return (
-                    f"{replied} of the {requested} clients of its cluster answered, {len(holders)} of them hold "
-                    f"shares of client {client}'s secrets, and {needed} are needed to take the masks off"
+                    f"{replied} of the {requested} clients of its cluster answered, {len(holders)} "
+                    f"of them hold shares of client {client}'s secrets, and {needed} are needed to "
+                    "take the masks off"
                 )
         return ""
 
@@ -389,9 +400,10 @@ class Group:
         is_lost_by_the_gone = len(gone | {client}) > spare
         if is_more_than_lies and is_lost and not is_lost_by_the_gone:
             return BadSharesError(
-                client, f"{len(complaining)} of {len(holders)} holders report that they cannot read theirs"
+                client,
+                f"{len(complaining)} of {len(holders)} holders report that they cannot read theirs",
             )
         return UpdateError(
-            f"{len(shares)} clients have sent their shares of client {client}'s {what}, and {needed} are needed to "
-            "take the masks off"
+            f"{len(shares)} clients have sent their shares of client {client}'s {what}, and "
+            f"{needed} are needed to take the masks off"
         )

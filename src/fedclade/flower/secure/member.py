@@ -76,7 +76,8 @@ class SumState:
     members, signers, their_masking, their_sealing
         Clients on the list in ascending order, this one included, and their public keys.
     insisting, min_honests
-        Members that insist on secure aggregation, and the number of honest clients that each demands.
+        Members that insist on secure aggregation, and the number of honest clients that each
+        demands.
     holders
         Other clients that were dealt shares of this client's secrets.
     own_seed_share, own_key_share
@@ -141,8 +142,8 @@ class SumState:
             raise UpdateError(f"asked for the {request!r} of a sum that this client has no part in")
         if stored["stage"] != stage:
             raise UpdateError(
-                f"asked for the {request!r} of a sum, which comes once and after {stage!r}; the last "
-                f"it answered was {stored['stage']!r}"
+                f"asked for the {request!r} of a sum, which comes once and after {stage!r}; the "
+                f"last it answered was {stored['stage']!r}"
             )
         values = {each.name: stored[each.name] for each in fields(cls)}
         return cls(**values)  # pyright: ignore[reportArgumentType]
@@ -223,7 +224,9 @@ class Member:
         Folder of the client, for what must survive a restart.
     """
 
-    def __init__(self, policy: Policy, peers: Mapping[str, int] | None = None, folder: Path | None = None) -> None:
+    def __init__(
+        self, policy: Policy, peers: Mapping[str, int] | None = None, folder: Path | None = None
+    ) -> None:
         self._policy = policy
         self._peers = peers
         self._spent = SpentQuestions(folder)
@@ -239,7 +242,9 @@ class Member:
         client = content.get("client", int)
         instance = content.get("instance", str)
         if key is None or instance != terms.instance or not 0 <= client < 2**63:
-            raise UpdateError("a client takes part in a sum under a number, by terms of that sum, and with a key")
+            raise UpdateError(
+                "a client takes part in a sum under a number, by terms of that sum, and with a key"
+            )
         self._policy.check_colluders(terms.colluders)
         self._policy.check_group(terms.clients, terms.colluders)
         part = SumState(
@@ -295,7 +300,13 @@ class Member:
     # Message 3: shares of others and the model arrive, and the masked vector leaves.
 
     def masked(
-        self, content: Content, state: RecordDict | None, key: Key | None, *, train: Train, shape: tuple[int, int]
+        self,
+        content: Content,
+        state: RecordDict | None,
+        key: Key | None,
+        *,
+        train: Train,
+        shape: tuple[int, int],
     ) -> RecordDict:
         """Train, and reply with the masked update and a signature.
 
@@ -344,13 +355,19 @@ class Member:
             raise UpdateError("asked for shares of a sum that this client's update is not in")
         strangers = sorted(set(active) - set(part.members_of(part.dealt)))
         if strangers:
-            raise UpdateError(f"asked to agree to a sum with clients that dealt no shares: {shown(strangers)}")
+            raise UpdateError(
+                f"asked to agree to a sum with clients that dealt no shares: {shown(strangers)}"
+            )
         if len(active) < part.quorum:
-            raise UpdateError(f"asked to unmask a sum of {len(active)} clients, and at least {part.quorum} are needed")
+            raise UpdateError(
+                f"asked to unmask a sum of {len(active)} clients, and at least {part.quorum} are "
+                "needed"
+            )
         self._policy.check_group(len(active), terms.colluders)
         min_honest_of = dict(zip(part.insisting, part.min_honests, strict=True))
         check_protection(
-            {client: min_honest_of[client] for client in active if client in min_honest_of}, terms.colluders
+            {client: min_honest_of[client] for client in active if client in min_honest_of},
+            terms.colluders,
         )
         self._check_masked_alike(part, content, active)
         self._spent.spend(terms.question, state)
@@ -385,16 +402,27 @@ class Member:
         self._spent.advance(part.ticket, part.stage, stage)
         part.save(state, stage)
 
-    def _check_list(self, part: SumState, terms: Terms, adverts: Sequence[Advert], key: Key | None) -> None:
+    def _check_list(
+        self, part: SumState, terms: Terms, adverts: Sequence[Advert], key: Key | None
+    ) -> None:
         """Check that a list has known clients only, each once, and this client with its own keys."""
         self._policy.check_group(len(adverts), terms.colluders)
-        check_protection({advert.client: advert.min_honest for advert in adverts if advert.min_honest}, terms.colluders)
+        check_protection(
+            {advert.client: advert.min_honest for advert in adverts if advert.min_honest},
+            terms.colluders,
+        )
         listed_as = [
-            (advert.masking, advert.sealing, advert.signer) for advert in adverts if advert.client == part.client
+            (advert.masking, advert.sealing, advert.signer)
+            for advert in adverts
+            if advert.client == part.client
         ]
-        is_listed = key is not None and listed_as == [(public_of(part.masking), public_of(part.sealing), key.public)]
+        is_listed = key is not None and listed_as == [
+            (public_of(part.masking), public_of(part.sealing), key.public)
+        ]
         if len(adverts) > terms.clients or not is_listed:
-            raise UpdateError(f"the keys shown for the sum are not those of its {terms.clients} clients")
+            raise UpdateError(
+                f"the keys shown for the sum are not those of its {terms.clients} clients"
+            )
         public_keys = [public for advert in adverts for public in advert.keys]
         signers = {advert.signer for advert in adverts}
         if len(set(public_keys)) != len(public_keys) or len(signers) != len(adverts):
@@ -413,7 +441,8 @@ class Member:
         is_other = self._peers.get(key.public, part.client) != part.client
         if is_other or known.setdefault(part.client, key.public) != key.public:
             raise UpdateError(
-                f"asked as client {part.client}, who has another key on this client's list of peers (peers-file)"
+                f"asked as client {part.client}, who has another key on this client's list of "
+                "peers (peers-file)"
             )
         return known
 
@@ -438,17 +467,23 @@ class Member:
         have_shares = len(sources) == len(ciphertexts) == len(promises)
         if not (are_sources_right and is_in_order and have_shares):
             raise UpdateError(
-                f"got shares of {shown(sources)}, expected some of {shown(sorted(possible))}, each once and in order"
+                f"got shares of {shown(sources)}, expected some of {shown(sorted(possible))}, each "
+                "once and in order"
             )
         if part.client not in dealt:
-            raise UpdateError("asked to mask for a sum in which this client's own shares are not dealt")
+            raise UpdateError(
+                "asked to mask for a sum in which this client's own shares are not dealt"
+            )
         if not is_complete and len(sources) > MOST_SOURCES * graph.holders:
-            raise UpdateError(f"{len(sources)} clients deal shares to this one, more than {MOST_SOURCES} times its own")
+            raise UpdateError(
+                f"{len(sources)} clients deal shares to this one, more than {MOST_SOURCES} times "
+                "its own"
+            )
         holders = dealt if is_complete else dealt.intersection(part.holders)
         if len(holders) < graph.needed:
             raise UpdateError(
-                f"{len(holders)} of those that hold this client's shares have dealt shares, and {graph.needed} are "
-                "needed"
+                f"{len(holders)} of those that hold this client's shares have dealt shares, and "
+                f"{graph.needed} are needed"
             )
         part.sources = sources
         part.seed_shares = []
@@ -470,11 +505,15 @@ class Member:
         signatures = listed(content, "signatures", bytes)
         have_all = len(digests) == len(signatures) == len(partners)
         if not have_all or any(len(digest) != DIGEST_BYTES for digest in digests):
-            raise UpdateError(f"got what {len(signatures)} clients have signed, expected {len(partners)}")
+            raise UpdateError(
+                f"got what {len(signatures)} clients have signed, expected {len(partners)}"
+            )
         statements = part.statements
         for partner, digest, signature in zip(partners, digests, signatures, strict=True):
             if not is_signed(statements.masked(partner, digest), part.signer(partner), signature):
-                raise UpdateError(f"client {partner} has not masked for the same clients as this one")
+                raise UpdateError(
+                    f"client {partner} has not masked for the same clients as this one"
+                )
 
     def _check_agreements(self, part: SumState, content: Content) -> None:
         """Check that T clients of the sum have signed the same sum as this client."""
@@ -483,15 +522,22 @@ class Member:
         active = set(part.members_of(part.active))
         is_each_once = len(set(clients)) == len(clients)
         if len(clients) != len(signatures) or not is_each_once or not set(clients) <= active:
-            raise UpdateError(f"clients {shown(clients)} should agree to a sum of {shown(sorted(active))}, each once")
+            raise UpdateError(
+                f"clients {shown(clients)} should agree to a sum of {shown(sorted(active))}, each "
+                "once"
+            )
         if len(clients) < part.quorum:
-            raise UpdateError(f"{len(clients)} clients agree to the sum, and at least {part.quorum} have to")
+            raise UpdateError(
+                f"{len(clients)} clients agree to the sum, and at least {part.quorum} have to"
+            )
         statement = part.statements.agreed(part.active)
         for client, signature in zip(clients, signatures, strict=True):
             if not is_signed(statement, part.signer(client), signature):
                 raise UpdateError(f"client {client} has not agreed to the same sum as this one")
 
-    def _train(self, content: Content, train: Train, shape: tuple[int, int]) -> tuple[Contribution, Tensor]:
+    def _train(
+        self, content: Content, train: Train, shape: tuple[int, int]
+    ) -> tuple[Contribution, Tensor]:
         """Train; return what the client adds to the sum, and the entries that leave without a mask.
 
         A client whose training failed adds nothing, and nobody can tell, because whether it fails
@@ -503,7 +549,9 @@ class Member:
         try:
             updates = train(request)
         except Exception as error:
-            depends_on_data = isinstance(error, TrainingFailedError) or not isinstance(error, FedcladeError)
+            depends_on_data = isinstance(error, TrainingFailedError) or not isinstance(
+                error, FedcladeError
+            )
             if not depends_on_data or compares(request):
                 raise
             _log.warning("training failed, and this client adds nothing to the sum: %s", error)

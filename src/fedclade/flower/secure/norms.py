@@ -36,7 +36,8 @@ class Norms:
     def follow(self, sums: Sequence[ClusterSum]) -> Norms:
         """Return the norms after a query with these sums.
 
-        The median over the sums counts, so that of three or more one malicious client cannot choose C.
+        The median over the sums counts, so that of three or more one malicious client cannot choose
+        C.
         """
         if not sums:
             return self
@@ -47,7 +48,9 @@ class Norms:
 
     def within(self, largest: Norms) -> Norms:
         """Return the norms, none of them above the largest or far below it."""
-        return Norms(_within(self.parameters, largest.parameters), _within(self.buffers, largest.buffers))
+        return Norms(
+            _within(self.parameters, largest.parameters), _within(self.buffers, largest.buffers)
+        )
 
 
 def _next(now: float, typical: float) -> float:
@@ -61,8 +64,8 @@ def _within(norm: float, largest: float) -> float:
 class NormsByRound:
     """C of each round of a run, stored in its folder: a resumed run goes on with that of its next round.
 
-    Training in replicates takes fewer steps than training on all examples at once, so its updates are shorter. Each
-    number of replicates therefore has a C of its own.
+    Training in replicates takes fewer steps than training on all examples at once, so its updates
+    are shorter. Each number of replicates therefore has a C of its own.
 
     Parameters
     ----------
@@ -91,13 +94,16 @@ class NormsByRound:
             norms = latest[1]
         else:
             by_round = self._by_round.get(replicates, {})
-            earlier = [at for at in by_round if at <= number]  # later ones are of a run that was cut off
+            # later ones are of a run that was cut off
+            earlier = [at for at in by_round if at <= number]
             norms = by_round[max(earlier)] if earlier else largest
         norms = norms.within(largest)
         self._now[replicates] = (number, norms)
         return norms
 
-    def take(self, number: int, norms: Norms, sums: Sequence[ClusterSum], replicates: int = 1) -> None:
+    def take(
+        self, number: int, norms: Norms, sums: Sequence[ClusterSum], replicates: int = 1
+    ) -> None:
         """Let C follow the accepted sums of a query in a round, made with these norms."""
         followed = norms.follow(sums)
         self._now[replicates] = (number, followed)
@@ -108,7 +114,9 @@ class NormsByRound:
         if self._path is None:
             return
         stored = {
-            str(replicates): {str(at): [norms.parameters, norms.buffers] for at, norms in by_round.items()}
+            str(replicates): {
+                str(at): [norms.parameters, norms.buffers] for at, norms in by_round.items()
+            }
             for replicates, by_round in self._by_round.items()
         }
         text = json.dumps({"replicates": stored})
@@ -123,9 +131,13 @@ class NormsByRound:
         try:
             stored = json.loads(self._path.read_text())["replicates"]
             return {
-                int(replicates): {int(at): Norms(*map(float, norms)) for at, norms in by_round.items()}
+                int(replicates): {
+                    int(at): Norms(*map(float, norms)) for at, norms in by_round.items()
+                }
                 for replicates, by_round in stored.items()
             }
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             why = f"{type(error).__name__}: {error}"
-            raise RunError(f"{self._path} is damaged ({why}); restore it, or name another run folder") from error
+            raise RunError(
+                f"{self._path} is damaged ({why}); restore it, or name another run folder"
+            ) from error

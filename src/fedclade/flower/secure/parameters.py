@@ -86,9 +86,10 @@ def too_few_insist(lacking: Sequence[int], min_honests: Mapping[int, int], collu
     client = max(lacking, key=lambda each: min_honests[each])
     least = colluders + min_honests[client]
     return (
-        f"with {len(min_honests)} clients that have secure-aggregation=true in their node config, and client {client} "
-        f"takes part in sums with at least {least} (its min-honest, and {colluders} that may collude); set "
-        "secure-aggregation=true for more clients, or lower its min-honest"
+        f"with {len(min_honests)} clients that have secure-aggregation=true in their node config, "
+        f"and client {client} takes part in sums with at least {least} (its min-honest, and "
+        f"{colluders} that may collude); set secure-aggregation=true for more clients, or lower "
+        "its min-honest"
     )
 
 
@@ -128,7 +129,8 @@ def log2_risk(clients: int, colluders: int, holders: int, *, needed: int) -> flo
     sizes = np.arange(1, honest // 2 + 1)
     tails = log2_tails(clients - 1, sizes - 1 + colluders, holders, needed)
     possible = np.isfinite(tails)
-    sizes, tails = sizes[possible], tails[possible]
+    sizes = sizes[possible]
+    tails = tails[possible]
     return _log2_sum((_log2_comb(np.array(honest), sizes) + sizes * tails)[None])[0]
 
 

@@ -1,9 +1,10 @@
 """A public rotation that spreads every update evenly over its entries, so that all of them need the same range.
 
-The entries of an update differ in size by orders of magnitude, and a malicious client may put everything into one.
-After a rotation by random signs and Hadamard matrices each entry of an update of norm C behaves like a normal variable
-of standard deviation C/√d, whatever the update was (Suresh et al. 2017, "Distributed mean estimation with limited
-communication"). Norms and sums are unchanged, so the server rotates only the sum back.
+The entries of an update differ in size by orders of magnitude, and a malicious client may put
+everything into one. After a rotation by random signs and Hadamard matrices each entry of an update
+of norm C behaves like a normal variable of standard deviation C/√d, whatever the update was (Suresh
+et al. 2017, "Distributed mean estimation with limited communication"). Norms and sums are
+unchanged, so the server rotates only the sum back.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ Entries = NDArray[np.float64]
 class Rotation:
     """A rotation of vectors ``[size]`` into vectors ``[padded_size]``, the same for all clients of one sum.
 
-    It multiplies by random signs and by a Hadamard matrix in each block, transposes, and does both again. One
-    round alone would leave the weight of a heavy block, such as that of the last layer, in that block; the
-    transposition deals the entries of each block out to all blocks.
+    It multiplies by random signs and by a Hadamard matrix in each block, transposes, and does both
+    again. One round alone would leave the weight of a heavy block, such as that of the last layer,
+    in that block; the transposition deals the entries of each block out to all blocks.
 
     Parameters
     ----------
@@ -71,11 +72,13 @@ class Rotation:
     @cached_property
     def _signs(self) -> tuple[Entries, Entries]:
         """The random signs of the first and of the second round, each ``[padded_size]`` of 1 and −1."""
-        # SHAKE-256 is the same everywhere. A generator of NumPy may change from one version to the next, and a
-        # client with another version would then add noise to the sum.
+        # SHAKE-256 is the same everywhere. A generator of NumPy may change from one version to the
+        # next, and a client with another version would then add noise to the sum.
         n_bytes = -(-self.padded_size // 8)
         drawn = shake_256(b"fedclade signs of a rotation" + self.key).digest(2 * n_bytes)
-        bits = np.unpackbits(np.frombuffer(drawn, np.uint8).reshape(2, n_bytes), axis=1, bitorder="little")
+        bits = np.unpackbits(
+            np.frombuffer(drawn, np.uint8).reshape(2, n_bytes), axis=1, bitorder="little"
+        )
         first, second = 1.0 - 2.0 * bits[:, : self.padded_size]
         return first, second
 
@@ -86,7 +89,8 @@ def hadamard(blocks: Entries) -> Entries:
     width = 1
     while width < size:
         pairs = blocks.reshape(n_blocks, size // (2 * width), 2, width)
-        left, right = pairs[:, :, 0], pairs[:, :, 1]
+        left = pairs[:, :, 0]
+        right = pairs[:, :, 1]
         blocks = np.stack([left + right, left - right], axis=2).reshape(n_blocks, size)
         width *= 2
     return blocks / np.sqrt(size)

@@ -129,9 +129,9 @@ class ClusterSum:
 class Numbers:
     """How the clients of one sum encode their updates, and how the server decodes the sum.
 
-    A rotated entry between −5C/√d and 5C/√d has q = ⌊(2²³ − 1)/n⌋ steps on either side, so a sum of n clients fits.
-    Rounding moves an update by 1.44 C/q (root mean square), the mean of m clients with equal weights by 1.44 C/(q √m):
-    for n = 20 this is 8e-7 C, for n = 1,000 it is 5e-6 C.
+    A rotated entry between −5C/√d and 5C/√d has q = ⌊(2²³ − 1)/n⌋ steps on either side, so a sum of
+    n clients fits. Rounding moves an update by 1.44 C/q (root mean square), the mean of m clients
+    with equal weights by 1.44 C/(q √m): for n = 20 this is 8e-7 C, for n = 1,000 it is 5e-6 C.
 
     Parameters
     ----------
@@ -144,7 +144,8 @@ class Numbers:
     largest_weight
         Number of examples from which on a client counts no more.
     key
-        The random signs of the rotations derive from these bytes, to which all clients of the sum agree.
+        The random signs of the rotations derive from these bytes, to which all clients of the sum
+        agree.
     """
 
     clients: int
@@ -173,8 +174,8 @@ class Numbers:
     def encode(self, contribution: Contribution) -> Masked:
         """Return a client's contribution as whole numbers ``[length]``.
 
-        A contribution that is not usable becomes zeros of weight 0, in a vector that looks like any other: whether
-        training diverged depends on the client's data.
+        A contribution that is not usable becomes zeros of weight 0, in a vector that looks like any
+        other: whether training diverged depends on the client's data.
         """
         tail = np.zeros(TAIL, np.int64)
         tail[:CHECKS] = 1
@@ -185,16 +186,21 @@ class Numbers:
         weight = float(tail[WEIGHT]) / self.weight_steps  # by which the server divides
         update = contribution.update.detach().cpu().double().numpy()
         vectors = update[: self.parameters], update[self.parameters :]
-        encoded = [part.encode(vector, weight) for part, vector in zip(self._parts, vectors, strict=True)]
+        encoded = [
+            part.encode(vector, weight) for part, vector in zip(self._parts, vectors, strict=True)
+        ]
         tail[LOSS], tail[LOSS_FRACTION] = self._digits(weight * contribution.loss)
         tail[CLIPPED] = any(each.clipped for each in encoded)
-        tail[SQUARED_NORM], tail[SQUARED_NORM_OF_BUFFERS] = (round(each.squared_norm * self.steps) for each in encoded)
+        tail[SQUARED_NORM], tail[SQUARED_NORM_OF_BUFFERS] = (
+            round(each.squared_norm * self.steps) for each in encoded
+        )
         return _modulo(np.concatenate([*(each.entries for each in encoded), tail]))
 
     def decode(self, total: Masked, clients: int) -> ClusterSum:
         """Return the sum of the vectors of some clients; a RejectedSumError if honest clients cannot have made it."""
         signed = (total << np.uint32(32 - BITS)).view(np.int32).astype(np.int64) >> (32 - BITS)
-        tail, entries = signed[-TAIL:], signed[:-TAIL]
+        tail = signed[-TAIL:]
+        entries = signed[:-TAIL]
         self._check_tail(tail, clients)
         weight = float(tail[WEIGHT]) / self.weight_steps
         ends = np.cumsum([part.rotation.padded_size for part in self._parts])
@@ -205,7 +211,9 @@ class Numbers:
         loss = (float(tail[LOSS]) + float(tail[LOSS_FRACTION]) / self.steps) / weight
         norms = [
             part.clip * math.sqrt(float(tail[place]) / self.steps / clients)
-            for part, place in zip(self._parts, (SQUARED_NORM, SQUARED_NORM_OF_BUFFERS), strict=True)
+            for part, place in zip(
+                self._parts, (SQUARED_NORM, SQUARED_NORM_OF_BUFFERS), strict=True
+            )
         ]
         return ClusterSum(
             total=torch.from_numpy(np.concatenate(totals) * self.largest_weight),
@@ -235,8 +243,9 @@ class Numbers:
     def _check_tail(self, tail: NDArray[np.int64], clients: int) -> None:
         if wrong := int((tail[:CHECKS] != clients).sum()):
             raise RejectedSumError(
-                f"{wrong} of the {CHECKS} check entries of the sum are not {clients}, its number of clients: one of "
-                "them was not masked as it should be, or did not keep to the protocol"
+                f"{wrong} of the {CHECKS} check entries of the sum are not {clients}, its number "
+                "of clients: one of them was not masked as it should be, or did not keep to the "
+                "protocol"
             )
         if tail[WEIGHT] == 0:
             raise RejectedSumError(f"none of the {clients} clients of the sum could train")
@@ -248,11 +257,12 @@ class Numbers:
             "squared norm of the buffers": (SQUARED_NORM_OF_BUFFERS, self.steps),
         }
         for name, (place, largest) in of_one.items():
-            value, most = int(tail[place]), clients * largest
+            value = int(tail[place])
+            most = clients * largest
             if not 0 <= value <= most:
                 raise RejectedSumError(
-                    f"the {name} of the sum is {value}, and {clients} clients that keep to the protocol come to 0 to "
-                    f"{most}"
+                    f"the {name} of the sum is {value}, and {clients} clients that keep to the "
+                    f"protocol come to 0 to {most}"
                 )
 
 
@@ -277,7 +287,9 @@ class _Part:
     @property
     def _unit(self) -> float:
         """The length of a step: an entry has q of them up to 5C/√d, or up to C where that is less."""
-        return self._spread * self.clip / (math.sqrt(max(1, self.rotation.padded_size)) * self.steps)
+        return (
+            self._spread * self.clip / (math.sqrt(max(1, self.rotation.padded_size)) * self.steps)
+        )
 
     @property
     def _spread(self) -> float:
@@ -293,20 +305,25 @@ class _Part:
         entries = np.rint(weight * bounded).astype(np.int64)
         return _Encoded(entries, norm > self.clip, (min(norm, self.clip) / self.clip) ** 2)
 
-    def decode(self, entries: NDArray[np.int64], clients: int, weight: float) -> NDArray[np.float64]:
+    def decode(
+        self, entries: NDArray[np.int64], clients: int, weight: float
+    ) -> NDArray[np.float64]:
         """Return Σ w_i Δθ_i, w_i in [0, 1], of clients whose weights come to ``weight``."""
         if beyond := int((np.abs(entries) > clients * self.steps).sum()):
             raise RejectedSumError(
-                f"{beyond} of {len(entries)} entries of the {self.name} are larger than {clients} updates can come to"
+                f"{beyond} of {len(entries)} entries of the {self.name} are larger than {clients} "
+                "updates can come to"
             )
         rotated = entries.astype(np.float64) * self._unit
         mean_norm = _norm(rotated) / weight
         # Each client's rounding adds up to half a step in every entry, 2.5 C/q in all.
-        longest = self.clip * (1 + clients / weight * self._spread / 2 / self.steps) * (1 + ROUNDING)
+        longest = (
+            self.clip * (1 + clients / weight * self._spread / 2 / self.steps) * (1 + ROUNDING)
+        )
         if mean_norm > longest:
             raise RejectedSumError(
-                f"the mean {self.name} has norm {mean_norm:.3g}, and none of its clients may send one of more than "
-                f"{self.clip:.3g} (network.secure_norm)"
+                f"the mean {self.name} has norm {mean_norm:.3g}, and none of its clients may send "
+                f"one of more than {self.clip:.3g} (network.secure_norm)"
             )
         # The room for rounding must not carry a lie where the weights come to little.
         shortened = rotated * min(1.0, self.clip / mean_norm) if mean_norm else rotated
@@ -315,7 +332,12 @@ class _Part:
 
 def pack(numbers: Masked) -> bytes:
     """Return numbers modulo 2²⁴ as they travel, three bytes each, the lowest first."""
-    return numbers.astype("<u4", copy=False).view(np.uint8).reshape(-1, 4)[:, :BYTES_PER_ENTRY].tobytes()
+    return (
+        numbers.astype("<u4", copy=False)
+        .view(np.uint8)
+        .reshape(-1, 4)[:, :BYTES_PER_ENTRY]
+        .tobytes()
+    )
 
 
 def unpack(data: bytes) -> Masked:
@@ -337,7 +359,8 @@ def _modulo(numbers: NDArray[np.int64]) -> Masked:
     return (numbers % MODULUS).astype(np.uint32)
 
 
-SEED_BYTES = 31  # 248 bits: with Flower's padding two blocks of Shamir's scheme, and 32 would be three
+# 248 bits: with Flower's padding two blocks of Shamir's scheme, and 32 would be three
+SEED_BYTES = 31
 LONGEST_SHARE = 128  # bytes of a share; a private key's has 52
 NONCE_BYTES = 12  # of AES-GCM
 
@@ -399,7 +422,12 @@ def _stream(secret: bytes, purpose: bytes, size: int) -> Masked:
 
 
 def seal(
-    shared: bytes, scope: Scope, way: tuple[int, int], *, shares: tuple[bytes, bytes], nonce: bytes | None = None
+    shared: bytes,
+    scope: Scope,
+    way: tuple[int, int],
+    *,
+    shares: tuple[bytes, bytes],
+    nonce: bytes | None = None,
 ) -> bytes:
     """Encrypt the shares of a dealer's seed and key, ``way`` being dealer and holder.
 
@@ -411,7 +439,9 @@ def seal(
     return nonce + cipher.encrypt(nonce, encode(*shares), None)
 
 
-def unseal(shared: bytes, scope: Scope, way: tuple[int, int], sealed: bytes) -> tuple[bytes, bytes] | None:
+def unseal(
+    shared: bytes, scope: Scope, way: tuple[int, int], sealed: bytes
+) -> tuple[bytes, bytes] | None:
     """Return the shares that were sealed on this way, in this sum; None if these are none."""
     cipher = AESGCM(_derived(shared, transcript("share", *scope, *way)))
     try:
@@ -419,7 +449,8 @@ def unseal(shared: bytes, scope: Scope, way: tuple[int, int], sealed: bytes) -> 
     except (InvalidTag, ValueError):  # a ValueError if there are too few bytes
         return None
     length = int.from_bytes(opened[:4], "big")
-    seed_share, key_share = opened[4 : 4 + length], opened[8 + length :]
+    seed_share = opened[4 : 4 + length]
+    key_share = opened[8 + length :]
     well_formed = encode(seed_share, key_share) == opened
     lengths = {len(seed_share) <= LONGEST_SHARE, len(key_share) <= LONGEST_SHARE}
     return (seed_share, key_share) if well_formed and lengths == {True} else None
@@ -435,7 +466,9 @@ def promise_of(share: bytes, which: str, way: tuple[int, int], scope: Scope) -> 
     return digest("promise", *scope, which, *way, share)
 
 
-def is_promised(share: bytes, promises: bytes, which: str, way: tuple[int, int], scope: Scope) -> bool:
+def is_promised(
+    share: bytes, promises: bytes, which: str, way: tuple[int, int], scope: Scope
+) -> bool:
     """Return whether a share is that of two hashes (:func:`promises_of`) which is of this secret."""
     start = 0 if which == "seed" else DIGEST_BYTES
     return promises[start : start + DIGEST_BYTES] == promise_of(share, which, way, scope)
@@ -445,7 +478,8 @@ def combined(shares: Sequence[bytes], holds: Callable[[bytes], bool]) -> bytes |
     """Return the secret that shares are of, if it holds; None otherwise."""
     try:
         secret = combine_shares(list(shares))
-    except (ValueError, IndexError, OverflowError, ZeroDivisionError):  # whatever a wrong share does to it
+    except (ValueError, IndexError, OverflowError, ZeroDivisionError):
+        # whatever a wrong share does to it
         return None
     return secret if holds(secret) else None
 

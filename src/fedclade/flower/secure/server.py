@@ -156,13 +156,17 @@ def read_masked(
     content.has_only(("masked", "clear") if clear else ("masked",))
     data = content.vector("masked")
     if len(data) != BYTES_PER_ENTRY * length:
-        raise UpdateError(f"masked update of {len(data)} bytes, expected {BYTES_PER_ENTRY * length}")
+        raise UpdateError(
+            f"masked update of {len(data)} bytes, expected {BYTES_PER_ENTRY * length}"
+        )
     sketches = torch.empty(0, dtype=dtype)
     if clear:
         sketches = read_vector(content.vector("clear"), (clear,), dtype, "signatures")
         not_finite = int((~torch.isfinite(sketches)).sum())
         if not_finite:
-            raise UpdateError(f"{not_finite} of {clear} entries of its signatures are NaN or infinite")
+            raise UpdateError(
+                f"{not_finite} of {clear} entries of its signatures are NaN or infinite"
+            )
     return MaskedReply(unpack(data), sketches)
 
 
@@ -205,7 +209,9 @@ class _SecureQuery:
 
     def _weights_of(self, sizes: Mapping[int, int]) -> Mapping[int, int]:
         """Return the number of examples that each client counts with."""
-        trained_on = {client: examples_trained_on(self._query, size) for client, size in sizes.items()}
+        trained_on = {
+            client: examples_trained_on(self._query, size) for client, size in sizes.items()
+        }
         # A client may have registered with a size class; inside the sum it counts by its number of
         # examples, which can be as large as the class allows.
         largest = {client: largest_of_class(size) for client, size in trained_on.items()}
@@ -216,7 +222,9 @@ class _SecureQuery:
         buffers = self._query.models[:, self._n_parameters :]
         norm_of_buffers = float(row_norms(buffers).max()) if buffers.numel() else 0.0
         this_round = self._query.round
-        return self._settings.norms.in_round(this_round.number, norm_of_buffers, this_round.replicates)
+        return self._settings.norms.in_round(
+            this_round.number, norm_of_buffers, this_round.replicates
+        )
 
     def _set_clear_lengths(self) -> None:
         """Set how many numbers each client sends in clear: sketches of its update, and of each part."""
@@ -228,9 +236,10 @@ class _SecureQuery:
         self._clear = self._parts * self._part_dim + dim
         if CLEAR_SHARE * self._clear > self._n_parameters:
             raise ConfigError(
-                f"network.secure_aggregation = true: {self._clear} numbers of each client that are sent as they are "
-                f"tell too much of updates of {self._n_parameters} parameters; lower signature.dim "
-                f"({self._part_dim or dim}), so that they are at most {self._n_parameters // CLEAR_SHARE}"
+                f"network.secure_aggregation = true: {self._clear} numbers of each client that are "
+                f"sent as they are tell too much of updates of {self._n_parameters} parameters; "
+                f"lower signature.dim ({self._part_dim or dim}), so that they are at most "
+                f"{self._n_parameters // CLEAR_SHARE}"
             )
 
     def run(self) -> Updates:
@@ -262,8 +271,8 @@ class _SecureQuery:
         for row, clients in clients_by_row(ids, [row_of[client] for client in ids]).items():
             if len(clients) < rules.fewest:
                 why = (
-                    f"{NOT_ASKED}: its cluster's {len(clients)} clients in this round are fewer than a sum is of, "
-                    f"{rules.fewest} (network.secure_fewest)"
+                    f"{NOT_ASKED}: its cluster's {len(clients)} clients in this round are fewer "
+                    f"than a sum is of, {rules.fewest} (network.secure_fewest)"
                 )
                 self._left_out |= dict.fromkeys(clients, why)
                 continue
@@ -286,7 +295,8 @@ class _SecureQuery:
         because = "network.secure_parts = 1"
         if rules.parts > 1:
             because = (
-                f"{len(clients)} clients are too few for {FEWEST_SUMS} sums of {rules.fewest} (network.secure_fewest)"
+                f"{len(clients)} clients are too few for {FEWEST_SUMS} sums of {rules.fewest} "
+                "(network.secure_fewest)"
             )
         purpose = self._query.round.purpose
         self._events.append(SumUnguarded(0, purpose, tuple(clients), sums, because))
@@ -362,7 +372,9 @@ class _SecureQuery:
 
         replied = set[int]()
         number = str(self._query.round.number)
-        replies = self._asks.request(contents, MessageType.TRAIN, number, read_checked, self._left_out, largest=largest)
+        replies = self._asks.request(
+            contents, MessageType.TRAIN, number, read_checked, self._left_out, largest=largest
+        )
         for client, reply in replies:
             replied.add(client)
             yield client, reply
@@ -434,7 +446,9 @@ class _SecureQuery:
         repeated = {name: self._values[name] for name in ("round", "query", "purpose")}
         repeated["what"] = "masked"
         statements = {group: group.statements for group in groups}
-        lengths = {group: group.terms.numbers(self._n_parameters, entries).length for group in groups}
+        lengths = {
+            group: group.terms.numbers(self._n_parameters, entries).length for group in groups
+        }
 
         def values(client: int, group: Group) -> Mapping[str, Any]:
             dealers = group.dealers_to(client)
@@ -506,7 +520,9 @@ class _SecureQuery:
         place_of: dict[int, int] = {}
         sum_of: dict[int, ClusterSum] = {}
         for accepted in self._accepted_sums(groups).values():
-            of_cluster = combine([found for _, found in accepted], self._n_parameters, self._settings.rule)
+            of_cluster = combine(
+                [found for _, found in accepted], self._n_parameters, self._settings.rule
+            )
             for group, _ in accepted:
                 place_of |= dict.fromkeys(group.active, len(totals))
                 sum_of |= dict.fromkeys(group.active, of_cluster)
@@ -515,10 +531,16 @@ class _SecureQuery:
         for client in ids:
             # One that has not replied to the last request is left out of it, but not of the sum.
             self._left_out.pop(client, None)
-        return self._as_updates(ids, totals, [place_of[client] for client in ids], [sum_of[client] for client in ids])
+        return self._as_updates(
+            ids, totals, [place_of[client] for client in ids], [sum_of[client] for client in ids]
+        )
 
     def _as_updates(
-        self, ids: Sequence[int], totals: Sequence[Tensor], places: Sequence[int], sums: Sequence[ClusterSum]
+        self,
+        ids: Sequence[int],
+        totals: Sequence[Tensor],
+        places: Sequence[int],
+        sums: Sequence[ClusterSum],
     ) -> Updates:
         """Return updates of clients, given the totals of clusters, and of each client its cluster's.
 
@@ -537,7 +559,10 @@ class _SecureQuery:
             losses=_doubles(losses),
             norms=_doubles([found.norm for found in sums]),
             n_parameters=self._n_parameters,
-            sums=Sums(torch.stack(list(totals)) if totals else no_totals, torch.tensor(places, dtype=torch.int64)),
+            sums=Sums(
+                torch.stack(list(totals)) if totals else no_totals,
+                torch.tensor(places, dtype=torch.int64),
+            ),
             sketches=sketches,
             parts=parts,
             left_out=self._left_out,
@@ -559,7 +584,9 @@ class _SecureQuery:
             parts = signs[:, :end_of_parts].view(len(ids), self._parts, self._part_dim)
         return signs[:, end_of_parts:], parts
 
-    def _accepted_sums(self, groups: Sequence[Group]) -> Mapping[int, list[tuple[Group, ClusterSum]]]:
+    def _accepted_sums(
+        self, groups: Sequence[Group]
+    ) -> Mapping[int, list[tuple[Group, ClusterSum]]]:
         """Return the usable sums by the row of their model; leave out the clients of the others."""
         this_round = self._query.round
         accepted: dict[int, list[tuple[Group, ClusterSum]]] = {}
@@ -581,7 +608,12 @@ class _SecureQuery:
         try:
             return group.total(self._n_parameters, self._query.models.shape[1])
         except RejectedSumError as error:
-            _log.warning("round %d: a sum of %s is rejected: %s", this_round.number, this_round.purpose, error)
+            _log.warning(
+                "round %d: a sum of %s is rejected: %s",
+                this_round.number,
+                this_round.purpose,
+                error,
+            )
             self._left_out |= dict.fromkeys(clients, f"{REJECTED_SUM}: {error}")
             self._events.append(SumRejected(0, this_round.purpose, clients, str(error)))
         except BadSharesError as error:
@@ -594,14 +626,17 @@ class _SecureQuery:
     def _note_clipped(self, group: Group, found: ClusterSum) -> None:
         this_round = self._query.round
         _log.warning(
-            "round %d: %d of %d clients had their update shortened to norm %.3g (network.secure_norm)",
+            "round %d: %d of %d clients had their update shortened to norm %.3g "
+            "(network.secure_norm)",
             this_round.number,
             found.clipped,
             found.clients,
             self._norms.parameters,
         )
         self._events.append(
-            SumClipped(0, this_round.purpose, tuple(group.active), found.clipped, self._norms.parameters)
+            SumClipped(
+                0, this_round.purpose, tuple(group.active), found.clipped, self._norms.parameters
+            )
         )
 
 
@@ -626,9 +661,14 @@ def _read_dealt_shares(client: int, content: Content, group: Group) -> _DealtSha
     count = group.graph.holders or len(others)
     promised_to = [*holders, client] if is_complete else holders
     if sorted(set(holders)) != holders or not set(holders) <= others or len(holders) != count:
-        raise UpdateError(f"shares for other clients than {count} of those that it was shown the keys of")
+        raise UpdateError(
+            f"shares for other clients than {count} of those that it was shown the keys of"
+        )
     if len(ciphertexts) != count or max(map(len, ciphertexts)) > LONGEST_CIPHERTEXT:
-        raise UpdateError(f"{len(ciphertexts)} sealed shares, expected {count} of at most {LONGEST_CIPHERTEXT} bytes")
+        raise UpdateError(
+            f"{len(ciphertexts)} sealed shares, expected {count} of at most {LONGEST_CIPHERTEXT} "
+            "bytes"
+        )
     if len(promises) != len(promised_to) or {*map(len, promises)} != {2 * DIGEST_BYTES}:
         raise UpdateError(f"{len(promises)} promises of shares, expected {len(promised_to)}")
     if len(commitment) != DIGEST_BYTES:

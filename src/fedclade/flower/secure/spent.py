@@ -35,8 +35,8 @@ class SpentQuestions:
             self._check_open(before)
             if before >= MOST_BEGUN:
                 raise UpdateError(
-                    f"this client has begun {before} sums of this training question already, and begins no more; "
-                    "ask with another seed"
+                    f"this client has begun {before} sums of this training question already, and "
+                    "begins no more; ask with another seed"
                 )
             self._record.write({**counts, question: before + 1}, state)
 
@@ -50,23 +50,26 @@ class SpentQuestions:
     def advance(self, ticket: str, after: str, stage: str) -> None:
         """Note that a stage is answered; an UpdateError if the stage answered last is not ``after``.
 
-        Flower may give two messages that come together the same state, each in a process of its own. Were both
-        answered, masks would be used twice. ``ticket`` names the part in a sum; the client draws it, since the server
-        may choose the name of a sum twice. Without a folder nothing is noted.
+        Flower may give two messages that come together the same state, each in a process of its
+        own. Were both answered, masks would be used twice. ``ticket`` names the part in a sum; the
+        client draws it, since the server may choose the name of a sum twice. Without a folder
+        nothing is noted.
         """
         if self._part is None:
             return
         path = self._part
         with self._record.alone():
             if after and (not path.exists() or path.read_text() != f"{ticket} {after}"):
-                raise UpdateError(f"asked for the {stage!r} of a sum twice, or of a sum that is over")
+                raise UpdateError(
+                    f"asked for the {stage!r} of a sum twice, or of a sum that is over"
+                )
             appear(path, lambda beside: beside.write_text(f"{ticket} {stage}"), private=True)
 
     def _check_open(self, count: int) -> None:
         if count == _SPENT:
             raise UpdateError(
-                "this client's answer to this training question is part of a sum already, and will not be of another; "
-                "ask with another seed"
+                "this client's answer to this training question is part of a sum already, and "
+                "will not be of another; ask with another seed"
             )
 
 

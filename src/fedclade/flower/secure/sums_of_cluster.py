@@ -1,8 +1,8 @@
 """Several sums for one cluster, and one update from them: a malicious client then spoils one of the sums.
 
-Nothing keeps a client under masks from turning the mean of its sum to any direction. So a cluster's clients are dealt
-at random into m disjoint sums, each mean is shortened to the median length, and a robust rule takes one update
-from the m means.
+Nothing keeps a client under masks from turning the mean of its sum to any direction. So a cluster's
+clients are dealt at random into m disjoint sums, each mean is shortened to the median length, and a
+robust rule takes one update from the m means.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ FEWEST_SUMS = 3
 """Of two means either could be the wrong one."""
 
 
-def deal(clients: Sequence[int], sums: int, fewest: int, draw: np.random.Generator) -> list[list[int]]:
+def deal(
+    clients: Sequence[int], sums: int, fewest: int, draw: np.random.Generator
+) -> list[list[int]]:
     """Deal clients at random into disjoint sums of at least ``fewest`` each, as even as can be.
 
     Return one list with all of them if they are too few for :data:`FEWEST_SUMS` sums.
@@ -30,7 +32,10 @@ def deal(clients: Sequence[int], sums: int, fewest: int, draw: np.random.Generat
     if count < FEWEST_SUMS:
         return [list(clients)]
     order = draw.permutation(len(clients))
-    return [sorted(clients[place] for place in places.tolist()) for places in np.array_split(order, count)]
+    return [
+        sorted(clients[place] for place in places.tolist())
+        for places in np.array_split(order, count)
+    ]
 
 
 def combine(sums: Sequence[ClusterSum], n_parameters: int, rule: Aggregation) -> ClusterSum:
@@ -50,7 +55,9 @@ def combine(sums: Sequence[ClusterSum], n_parameters: int, rule: Aggregation) ->
         clients=clients,
         loss=_typical([each.loss for each in sums], [each.weight / weight for each in sums]),
         norm=_typical([each.norm for each in sums], [each.clients / clients for each in sums]),
-        norm_of_buffers=_typical([each.norm_of_buffers for each in sums], [each.clients / clients for each in sums]),
+        norm_of_buffers=_typical(
+            [each.norm_of_buffers for each in sums], [each.clients / clients for each in sums]
+        ),
         clipped=sum(each.clipped for each in sums),
     )
 

@@ -35,9 +35,10 @@ OF_QUESTION = ("round", "query", "purpose", "seed", "spec", "replicates", "part_
 """What, with the models, decides how a client trains, and so which of its updates is added up."""
 
 NORM_RULE = (
-    "set with secure_aggregation = true: the norm that no client's update may exceed, in parameter units, since longer "
-    "ones are shortened; take twice the largest max_norm of the first rounds of a simulation (clusters.jsonl), or, "
-    "without one, 10 for a model that is trained from scratch"
+    "set with secure_aggregation = true: the norm that no client's update may exceed, in "
+    "parameter units, since longer ones are shortened; take twice the largest max_norm of the "
+    "first rounds of a simulation (clusters.jsonl), or, without one, 10 for a model that is "
+    "trained from scratch"
 )
 
 PARTS_RULE = f"1, or at least {FEWEST_SUMS}: of two sums either could be the wrong one"
@@ -58,7 +59,9 @@ class SecureRules:
 
     def checks(self, clients: int | None) -> list[tuple[str, object, bool, str]]:
         """Return what :func:`~fedclade.core.require` should check, for a run that starts with so many clients."""
-        few, colluders, near = self.fewest, self.colluders, self.neighbours
+        few = self.fewest
+        colluders = self.colluders
+        near = self.neighbours
         most = few if clients is None else clients
         found: list[tuple[str, object, bool, str]] = [
             ("network.secure_colluders", colluders, colluders >= 0, "at least 0"),
@@ -68,12 +71,29 @@ class SecureRules:
                 few >= colluders + 2,
                 f"at least network.secure_colluders + 2, {colluders + 2}",
             ),
-            ("network.secure_fewest", few, few <= most, f"at most network.clients, {most}: no sum could be had"),
+            (
+                "network.secure_fewest",
+                few,
+                few <= most,
+                f"at most network.clients, {most}: no sum could be had",
+            ),
             ("network.secure_neighbours", near, near >= 0, "at least 0"),
-            ("network.secure_parts", self.parts, self.parts == 1 or self.parts >= FEWEST_SUMS, PARTS_RULE),
+            (
+                "network.secure_parts",
+                self.parts,
+                self.parts == 1 or self.parts >= FEWEST_SUMS,
+                PARTS_RULE,
+            ),
         ]
         if self.norm is not None:
-            found.append(("network.secure_norm", self.norm, 0 < self.norm < math.inf, "greater than 0 and finite"))
+            found.append(
+                (
+                    "network.secure_norm",
+                    self.norm,
+                    0 < self.norm < math.inf,
+                    "greater than 0 and finite",
+                )
+            )
         elif clients is not None:
             found.append(("network.secure_norm", self.norm, False, NORM_RULE))
         if near > 0 and most > MOST_COMPLETE and 0 <= colluders < most:
@@ -142,12 +162,16 @@ class Terms:
             **dict.fromkeys(("clients", "colluders", "neighbours", "weight"), int),
             **dict.fromkeys(("norm", "norm_of_buffers"), float),
         }
-        if told.keys() != kinds.keys() or any(type(told[name]) is not kind for name, kind in kinds.items()):
+        if told.keys() != kinds.keys() or any(
+            type(told[name]) is not kind for name, kind in kinds.items()
+        ):
             raise UpdateError(f"{shown(told)} are no terms of a sum")
         terms = cls(**told)
         possible = 2 <= terms.clients <= MOST_CLIENTS and 0 <= terms.colluders < terms.clients
         possible = possible and 0 <= terms.neighbours <= MOST_CLIENTS and 1 <= terms.weight < 2**63
-        possible = possible and all(0 < norm < math.inf for norm in (terms.norm, terms.norm_of_buffers))
+        possible = possible and all(
+            0 < norm < math.inf for norm in (terms.norm, terms.norm_of_buffers)
+        )
         if not possible:
             raise UpdateError(f"terms of a sum out of range: {shown(told)}")
         return terms
@@ -161,7 +185,8 @@ class Terms:
             clip=self.norm,
             clip_of_buffers=self.norm_of_buffers,
             largest_weight=self.weight,
-            # All agree to the question, too; and unlike the instance it is the same when a run is repeated.
+            # All agree to the question, too; and unlike the instance it is the same when a run is
+            # repeated.
             key=self.question.encode(),
         )
 
@@ -176,7 +201,9 @@ class Terms:
 
 def digest_of(values: Mapping[str, Any]) -> str:
     """Return a digest of what a training is told, whatever else the message says."""
-    told = {name: value for name, value in values.items() if name not in (*OF_STAGE, "what", "protocol")}
+    told = {
+        name: value for name, value in values.items() if name not in (*OF_STAGE, "what", "protocol")
+    }
     return _digest_of_json("training", told)
 
 
@@ -199,7 +226,9 @@ def anchor_of(vectors: Mapping[str, bytes]) -> str:
 def listed(content: Content, name: str, kind: type[T]) -> list[T]:
     """Return a list of a message, which must be there and of a type; an UpdateError otherwise."""
     values = content.values.get(name)
-    if not isinstance(values, list) or not all(type(value) is kind for value in cast("list[Any]", values)):
+    if not isinstance(values, list) or not all(
+        type(value) is kind for value in cast("list[Any]", values)
+    ):
         raise UpdateError(f"{name!r} should be a list of {kind.__name__}, got {shown(values)}")
     return list(cast("Sequence[T]", values))
 
@@ -216,7 +245,9 @@ Value = TypeVar("Value")
 class Asks(Protocol):
     """What puts questions to clients: :class:`~fedclade.flower.GridClients`."""
 
-    def content(self, kind: str, values: Mapping[str, Any], vectors: Mapping[str, Array] | None = None) -> RecordDict:
+    def content(
+        self, kind: str, values: Mapping[str, Any], vectors: Mapping[str, Array] | None = None
+    ) -> RecordDict:
         """Return the content of a question."""
         ...
 
@@ -283,14 +314,17 @@ def check(query: UpdateQuery) -> None:
         what = "models of clients"
     if what:
         raise ConfigError(
-            f"network.secure_aggregation = true adds up updates of one model for each cluster, and is asked for "
-            f"{what}; take another algorithm, or leave it out"
+            "network.secure_aggregation = true adds up updates of one model for each cluster, and "
+            f"is asked for {what}; take another algorithm, or leave it out"
         )
     anchors = query.assignment if query.anchors is None else query.anchors
-    if query.round.uses_anchors and len(set(zip(query.assignment, anchors, strict=True))) > len(set(query.assignment)):
+    if query.round.uses_anchors and len(set(zip(query.assignment, anchors, strict=True))) > len(
+        set(query.assignment)
+    ):
         raise ConfigError(
-            "network.secure_aggregation = true adds up updates of clients that train alike, and some that train the "
-            "same model are drawn to different ones; take another algorithm, or leave it out"
+            "network.secure_aggregation = true adds up updates of clients that train alike, and "
+            "some that train the same model are drawn to different ones; take another algorithm, "
+            "or leave it out"
         )
 
 
@@ -316,14 +350,24 @@ def with_signs(settings: RunSettings) -> RunSettings:
     return replace(settings, signature=replace(settings.signature, kind="signs"))
 
 
-def disclosures_of(settings: RunSettings, algorithm: Algorithm, *, statistics: bool = False) -> dict[str, str]:
+def disclosures_of(
+    settings: RunSettings, algorithm: Algorithm, *, statistics: bool = False
+) -> dict[str, str]:
     """Return what single clients must disclose in a run of sums: what it reveals, by its name in ``disclose``.
 
-    With ``statistics`` inputs are scaled, or labels weighted, by what all clients' examples come to.
+    With ``statistics`` inputs are scaled, or labels weighted, by what all clients' examples come
+    to.
     """
-    names = [*([SKETCH] if algorithm.compares else []), *algorithm.discloses, *(["statistics"] if statistics else [])]
+    names = [
+        *([SKETCH] if algorithm.compares else []),
+        *algorithm.discloses,
+        *(["statistics"] if statistics else []),
+    ]
     dim = settings.signature.dim
-    return {name: REVEALS.get(name, name).format(dim=dim, error=math.pi / (2 * math.sqrt(dim))) for name in names}
+    return {
+        name: REVEALS.get(name, name).format(dim=dim, error=math.pi / (2 * math.sqrt(dim)))
+        for name in names
+    }
 
 
 def announcement(settings: RunSettings, algorithm: Algorithm, *, statistics: bool = False) -> str:
@@ -338,7 +382,9 @@ def announcement(settings: RunSettings, algorithm: Algorithm, *, statistics: boo
     )
 
 
-def check_sums(settings: RunSettings, algorithm: Algorithm, clients: int = 0, *, parts: int = 1) -> None:
+def check_sums(
+    settings: RunSettings, algorithm: Algorithm, clients: int = 0, *, parts: int = 1
+) -> None:
     """Check that a run of so many clients can do with sums of updates, and with signs where it compares.
 
     ``parts`` is the number of sums for each cluster, if these are enough for robust rules.
@@ -348,38 +394,54 @@ def check_sums(settings: RunSettings, algorithm: Algorithm, clients: int = 0, *,
     ConfigError
         If it cannot; a line for each reason.
     """
-    name, problems = type(algorithm).__name__, list[str]()
+    name = type(algorithm).__name__
+    problems = list[str]()
     asked = algorithm.asks(clients, settings.client_fraction)
     if algorithm.needs_updates:
-        problems.append(f"{name} needs the updates of single clients; take another algorithm, or leave it out")
+        problems.append(
+            f"{name} needs the updates of single clients; take another algorithm, or leave it out"
+        )
     elif algorithm.compares and settings.signature.kind == "full":
-        problems.append(f"{name} compares whole updates, which would be sent; set signature.kind = 'projected'")
+        problems.append(
+            f"{name} compares whole updates, which would be sent; set signature.kind = 'projected'"
+        )
     elif algorithm.compares and algorithm.compares_lengths:
         problems.append(
-            f"{name} compares how long updates are, and signs of sketches tell their directions alone; set "
-            "algorithm.metric = 'cosine'"
+            f"{name} compares how long updates are, and signs of sketches tell their directions "
+            "alone; set algorithm.metric = 'cosine'"
         )
     if algorithm.asks_for_gradients:
-        problems.append(f"{name} asks for gradients, which leave without masks; take updates in place of them")
+        problems.append(
+            f"{name} asks for gradients, which leave without masks; take updates in place of them"
+        )
     if asked and not algorithm.discloses:
         problems.append(
-            f"{name} asks each client for {asked}, from which its training data can be read; take another algorithm, "
-            "or settings with which it does not (docs/secure-aggregation.md has a table of methods), or leave it out"
+            f"{name} asks each client for {asked}, from which its training data can be read; take "
+            "another algorithm, or settings with which it does not (docs/secure-aggregation.md "
+            "has a table of methods), or leave it out"
         )
     if settings.aggregate.is_robust and parts == 1:
         rule = settings.aggregate.rule
         problems.append(
-            f"aggregate.rule = {rule!r} needs the updates of single clients, or several sums for each cluster; set "
-            "network.secure_parts to at least 3, or leave it out"
+            f"aggregate.rule = {rule!r} needs the updates of single clients, or several sums for "
+            "each cluster; set network.secure_parts to at least 3, or leave it out"
         )
     if settings.aggregate.leave_out_opposed is True:
-        problems.append("aggregate.leave_out_opposed = true needs the updates of single clients; leave it out")
+        problems.append(
+            "aggregate.leave_out_opposed = true needs the updates of single clients; leave it out"
+        )
     if settings.aggregate.clip_above not in ("auto", math.inf):
-        problems.append("nobody can shorten an update that is part of a sum; leave aggregate.clip_above out")
+        problems.append(
+            "nobody can shorten an update that is part of a sum; leave aggregate.clip_above out"
+        )
     if settings.stream is False:
-        problems.append("the server has sums alone, as a run that streams; leave out stream = false")
+        problems.append(
+            "the server has sums alone, as a run that streams; leave out stream = false"
+        )
     if problems:
-        raise ConfigError("\n".join(f"network.secure_aggregation = true: {problem}" for problem in problems))
+        raise ConfigError(
+            "\n".join(f"network.secure_aggregation = true: {problem}" for problem in problems)
+        )
 
 
 # Whom a client deals shares of its secrets to.

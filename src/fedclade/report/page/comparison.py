@@ -79,7 +79,10 @@ def comparison_page(views: Sequence[RunView], beside: Path) -> Page:
     labels = run_labels(views)
     entries = series(labels)
     score = in_common([view.run.summary for view in views])
-    runs = [Compared(label, view, entry, score) for label, view, entry in zip(labels, views, entries, strict=True)]
+    runs = [
+        Compared(label, view, entry, score)
+        for label, view, entry in zip(labels, views, entries, strict=True)
+    ]
     sections = [
         _overview_section(runs, beside),
         _scores_section(runs),
@@ -219,7 +222,9 @@ def _select_column(run: Compared, column: str) -> dict[int, float]:
     return {row["round"]: row[column] for row in rows if row.get(column) is not None}
 
 
-def _draw_lines(runs: Sequence[Compared], column: str, hover: str, *, steps: bool = False) -> list[Line]:
+def _draw_lines(
+    runs: Sequence[Compared], column: str, hover: str, *, steps: bool = False
+) -> list[Line]:
     """Return a line over the rounds for each run that has numbers in a column."""
     lines: list[Line] = []
     for run in runs:
@@ -240,14 +245,21 @@ def _draw_lines(runs: Sequence[Compared], column: str, hover: str, *, steps: boo
 
 
 def _draw_panels(
-    runs: Sequence[Compared], title: str, panels: Sequence[Panel], *, height: int, x: Axis | None = None
+    runs: Sequence[Compared],
+    title: str,
+    panels: Sequence[Panel],
+    *,
+    height: int,
+    x: Axis | None = None,
 ) -> Picture:
     """Return a picture with a legend of the runs, over the rounds unless ``x`` is given."""
     x_axis = x or rounds_axis(max(run.view.rounds for run in runs))
     return Picture(title, panels, x_axis, height, legend=[run.entry for run in runs])
 
 
-def _rounds_table(runs: Sequence[Compared], column: str, write: Callable[[float], str], title: str) -> Table:
+def _rounds_table(
+    runs: Sequence[Compared], column: str, write: Callable[[float], str], title: str
+) -> Table:
     columns = {run.label: _select_column(run, column) for run in runs}
     return table_by_round(title, columns, write, longest=LISTED)
 
@@ -280,7 +292,8 @@ def _clusters_section(runs: Sequence[Compared]) -> Section | None:
         panels.append(Panel(ari_lines, Axis("ARI", range=(-0.08, 1.08))))
         tables.append(_rounds_table(runs, "ari", number, "ARI over the rounds"))
         caption += (
-            " Below, their agreement with the true clusters: an ARI of 1 is perfect, 0 is that of a random partition."
+            " Below, their agreement with the true clusters: an ARI of 1 is perfect, 0 is that of a "
+            "random partition."
         )
     height = 440 if ari_lines else 300
     picture = _draw_panels(runs, "Clusters found", panels, height=height)
@@ -363,9 +376,9 @@ def _draw_distribution(run: Compared) -> Line:
 
 def _trees_section(runs: Sequence[Compared]) -> Section:
     caption = (
-        "The parameter tree of each run: a bar for each cluster, from its first round to its split. "
-        "Select one with a click, or with Tab and the arrow keys. Colours distinguish the clusters "
-        "of one run."
+        "The parameter tree of each run: a bar for each cluster, from its first round to its "
+        "split. Select one with a click, or with Tab and the arrow keys. Colours distinguish the "
+        "clusters of one run."
     )
     trees = {run.label: tree_picture(run.view) for run in runs}
     return Section("tree", "Parameter trees", caption, trees=trees)

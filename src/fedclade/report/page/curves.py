@@ -39,20 +39,25 @@ MATRICES = 8
 
 def similarity_section(view: RunView) -> Section | None:
     """Return heat maps of cosine similarities, one for each cluster; None if there is none."""
-    matrices = sorted(view.run.similarities, key=lambda matrix: (matrix.node != 0, -len(matrix.clients), matrix.node))
+    matrices = sorted(
+        view.run.similarities,
+        key=lambda matrix: (matrix.node != 0, -len(matrix.clients), matrix.node),
+    )
     if not matrices:
         return None
     shown = matrices[:MATRICES]
     pictures = similarity_pictures(view, shown, SIDE)
     sentences = [
-        "Cosine similarity of each pair of clients’ updates, with clients in the order of the tree. "
-        "Updates should be similar (warm colours) within a cluster and dissimilar (cold) between "
-        "clusters."
+        "Cosine similarity of each pair of clients’ updates, with clients in the order of the "
+        "tree. Updates should be similar (warm colours) within a cluster and dissimilar (cold) "
+        "between clusters."
     ]
     if view.outcome.truth is not None:
         sentences.append("The strip at the left shows each client’s true cluster.")
     if max(len(matrix.clients) for matrix in shown) > SIDE:
-        sentences.append(f"Matrices of more than {SIDE} clients are drawn as means over neighbours.")
+        sentences.append(
+            f"Matrices of more than {SIDE} clients are drawn as means over neighbours."
+        )
     if len(matrices) > MATRICES:
         sentences.append(f"{count(len(matrices) - MATRICES, 'smaller cluster')} not shown.")
     rows: list[list[str]] = []
@@ -91,8 +96,8 @@ def dendrogram_section(view: RunView) -> Section | None:
     merges = Merges(view.run, round_number, step)
     clusters = count(len(step.sizes), "cluster")
     sentences = [
-        f"Hierarchical clustering of {count(merges.m, 'client')} by their {compared(step)} in round "
-        f"{round_number}: every bridge joins two clusters at the height of their distance."
+        f"Hierarchical clustering of {count(merges.m, 'client')} by their {compared(step)} in "
+        f"round {round_number}: every bridge joins two clusters at the height of their distance."
     ]
     if step.threshold is None:
         sentences.append(f"Not cut: {clusters}.")
@@ -101,14 +106,21 @@ def dendrogram_section(view: RunView) -> Section | None:
     if view.outcome.truth is not None:
         sentences.append("The strip below shows each client’s true cluster.")
     sizes = merges.cluster_sizes
-    rows = [[f"{height:.4g}", str(sizes[a]), str(sizes[b])] for a, b, height in reversed(step.merges)]
+    rows = [
+        [f"{height:.4g}", str(sizes[a]), str(sizes[b])] for a, b, height in reversed(step.merges)
+    ]
     if not rows:
         rows = [[NONE, NONE, NONE]]
     columns = ["distance", "clients in first cluster", "clients in second cluster"]
     table = Table.first("The last merges", columns, rows, limit=MERGES_LISTED, noun="lower merge")
     picture = dendrogram_picture(view, round_number, step)
     return Section(
-        "dendrogram", "Dendrogram", " ".join(sentences), {"": draw(picture)}, legend=picture.legend, tables=[table]
+        "dendrogram",
+        "Dendrogram",
+        " ".join(sentences),
+        {"": draw(picture)},
+        legend=picture.legend,
+        tables=[table],
     )
 
 
@@ -129,7 +141,8 @@ def spread_section(view: RunView) -> Section | None:
     if not view.scores:
         return None
     sentences = [
-        f"Test {view.score.label} of each client at the end, the worst at the left, in the colour of its cluster."
+        f"Test {view.score.label} of each client at the end, the worst at the left, in the colour "
+        "of its cluster."
     ]
     if without := view.score.clients(view.run.summary).without:
         have = "has" if without == 1 else "have"
@@ -151,7 +164,9 @@ def spread_section(view: RunView) -> Section | None:
 
 def _spread_picture(view: RunView) -> Picture:
     """Return a dot for every client, and a ring for its score in the compared run."""
-    ordered = sorted(view.scores, key=lambda client: (view.score.sign * view.scores[client], client))
+    ordered = sorted(
+        view.scores, key=lambda client: (view.score.sign * view.scores[client], client)
+    )
     step = -(-len(ordered) // MOST)
     ordered = ordered[::step]
     size = _dot_size(len(ordered))
@@ -208,7 +223,9 @@ def _find_losers(view: RunView, before: Mapping[int, float]) -> list[tuple[float
     return sorted(losers)
 
 
-def _loser_table(view: RunView, label: str, before: Mapping[int, float], losers: Sequence[tuple[float, int]]) -> Table:
+def _loser_table(
+    view: RunView, label: str, before: Mapping[int, float], losers: Sequence[tuple[float, int]]
+) -> Table:
     title = f"Clients with a worse score than with {label}"
     metric = view.score.label
     columns = ["client", "cluster", f"{metric} with {label}", f"{metric} in this run"]
@@ -286,7 +303,12 @@ def _checks_picture(view: RunView, checks: Checks, changes: Sequence[bool]) -> P
     found_dots = _check_dots(checks, changes, p_values, "p-value %{y:.2g}")
     gain_dots = _check_dots(checks, changes, gains, "gain %{y:.3g}")
     current_dots = _check_dots(
-        checks, changes, gains_before, "gain of current clusters %{y:.3g}", colour="@muted", ring=True
+        checks,
+        changes,
+        gains_before,
+        "gain of current clusters %{y:.3g}",
+        colour="@muted",
+        ring=True,
     )
     panels = [
         Panel([level_line, found_dots], Axis("p-value", log=True)),
@@ -338,7 +360,10 @@ SPLIT_CLUSTERS_LISTED = 4
 def scores_section(view: RunView) -> Section:
     """Return the score of every cluster over the rounds, and the separation gap g(α)."""
     picture = score_picture(view)
-    sentences = [f"Mean test {view.score.label} of the clients in every cluster after each round.{view.score.remark}"]
+    sentences = [
+        f"Mean test {view.score.label} of the clients in every cluster after each "
+        f"round.{view.score.remark}"
+    ]
     splits = list(picture.uprights)
     if splits:
         rounds = ", ".join(str(round_number) for round_number in splits[:SPLITS_NAMED])
@@ -346,11 +371,16 @@ def scores_section(view: RunView) -> Section:
         sentences.append(f"Dotted lines: clusters were split in round {rounds}{more}.")
     has_gaps = len(picture.panels) > 1
     if has_gaps and view.outcome.truth is not None:
-        sentences.append("Below, the separation gap: above 0, the best bi-partition of a cluster is correct.")
+        sentences.append(
+            "Below, the separation gap: above 0, the best bi-partition of a cluster is correct."
+        )
     elif has_gaps:
         sentences.append("Below, the largest similarity across the best bi-partition of a cluster.")
     if view.colours.crowded:
-        sentences.append("There are more clusters than colours, so their mean and a band with most of them are drawn.")
+        sentences.append(
+            "There are more clusters than colours, so their mean and a band with most of them are "
+            "drawn."
+        )
     if view.rounds > LONGEST:
         sentences.append(f"Of {view.rounds:,} rounds, at most {LONGEST} are drawn for each line.")
     table = _score_table(view, queries.score_series(view.run))

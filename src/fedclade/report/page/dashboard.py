@@ -94,7 +94,9 @@ class Dashboard(Callback):
         try:
             self._server = ThreadingHTTPServer((HOST, port), _make_handler(self))
         except OSError as error:
-            raise RunError(f"cannot listen on port {port}: {error}; choose another with --port") from error
+            raise RunError(
+                f"cannot listen on port {port}: {error}; choose another with --port"
+            ) from error
         self._server.daemon_threads = True
         serve = self._server.serve_forever
         self._thread = Thread(target=serve, kwargs={"poll_interval": 0.1}, daemon=True)
@@ -122,7 +124,8 @@ class Dashboard(Callback):
 
     def show(self, run: Run, *, over: bool = False) -> None:
         """Show the current state of the run, or its end."""
-        self._run, self._over = run, over
+        self._run = run
+        self._over = over
 
     def on_round(self, record: RoundRecord, /) -> None:
         """Show the current state of the run, from its first evaluation on."""

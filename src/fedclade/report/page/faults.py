@@ -8,7 +8,16 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from fedclade.core import Joined, Left, LeftOut, Limited, Retried, SumClipped, SumRejected, SumUnguarded
+from fedclade.core import (
+    Joined,
+    Left,
+    LeftOut,
+    Limited,
+    Retried,
+    SumClipped,
+    SumRejected,
+    SumUnguarded,
+)
 from fedclade.report.colours import series
 from fedclade.report.formats import NONE, count, number, percent, shortened
 from fedclade.report.page.section import Section, Table
@@ -96,7 +105,9 @@ def _adversary_table(view: RunView, ids: Collection[int]) -> Table:
         n_honest = len(leaf.members) - len(names)
         rows.append([str(leaf.id), f"{n_honest:,}", f"{len(names):,}", shortened(names)])
     columns = ["cluster", "honest clients", "adversaries", "names of adversaries"]
-    return Table.first("Adversaries by cluster", columns, rows, limit=CLUSTERS_LISTED, noun="more cluster")
+    return Table.first(
+        "Adversaries by cluster", columns, rows, limit=CLUSTERS_LISTED, noun="more cluster"
+    )
 
 
 # Newcomers: clients that joined or left during the run, and the scores of models for new clients.
@@ -132,7 +143,9 @@ def newcomers_section(view: RunView) -> Section | None:
         return Section.of("newcomers", caption, picture, tables)
     if not tables:
         return None
-    caption = "Clients that joined the run or were assigned to a cluster later, and clients that left."
+    caption = (
+        "Clients that joined the run or were assigned to a cluster later, and clients that left."
+    )
     return Section("newcomers", "Newcomers", caption, tables=tables)
 
 
@@ -153,10 +166,14 @@ def _describe_newcomers(summary: Row, score: Score) -> str:
     total = summary["newcomers"]
     sentences = [f"Test {score.label} of {count(total, 'newcomer')} with four models."]
     if summary[RIGHT] is not None:
-        sentences.append(f"{percent(summary[RIGHT], 0)} were assigned to a cluster of their true one.")
+        sentences.append(
+            f"{percent(summary[RIGHT], 0)} were assigned to a cluster of their true one."
+        )
     if without := summary.get("without_score", 0):
         have = "has" if without == 1 else "have"
-        sentences.append(f"{without} of {total} {have} no score: it is undefined for their test data.")
+        sentences.append(
+            f"{without} of {total} {have} no score: it is undefined for their test data."
+        )
     if summary["fit_nowhere"]:
         model = "that of the leaf that they reached"
         if summary.get("only_fitting"):
@@ -245,7 +262,9 @@ def faults_section(view: RunView) -> Section | None:
     return Section.of("faults", caption, _faults_picture(view, lost, by_reason), tables)
 
 
-def _faults_picture(view: RunView, lost: Sequence[tuple[int, int, str]], by_reason: Counter[str]) -> Picture:
+def _faults_picture(
+    view: RunView, lost: Sequence[tuple[int, int, str]], by_reason: Counter[str]
+) -> Picture:
     """Return stacked bars of the replies left out in each round, by reason."""
     reasons = [reason for reason, _ in by_reason.most_common(REASONS)]
     if len(by_reason) > REASONS:

@@ -260,7 +260,13 @@ def run_page(view: RunView) -> Page:
     """Return the page of a run; sections without content are left out."""
     summary = view.run.summary
     name, _, details = summary["data"].partition(", ")
-    parts = [details, summary["model"], count(summary["rounds"], "round"), f"seed {summary['seed']}", summary["device"]]
+    parts = [
+        details,
+        summary["model"],
+        count(summary["rounds"], "round"),
+        f"seed {summary['seed']}",
+        summary["device"],
+    ]
     sections = [make(view) for make in SECTIONS]
     return Page(
         title=f"{summary['algorithm']} on {name}",

@@ -134,7 +134,12 @@ def figure(traces: Sequence[Figure], height: int, **layout: Any) -> Figure:
         "font": {"color": "@ink", "size": 12.5, "family": FONT},
         "showlegend": False,
         "hovermode": "closest",
-        "hoverlabel": {"bgcolor": "@panel", "bordercolor": "@muted", "font": {"color": "@ink"}, "align": "left"},
+        "hoverlabel": {
+            "bgcolor": "@panel",
+            "bordercolor": "@muted",
+            "font": {"color": "@ink"},
+            "align": "left",
+        },
     }
     return {"data": list(traces), "layout": common | layout}
 
@@ -270,7 +275,12 @@ def _convert_heat_map(mark: HeatMap) -> Figure:
         "zmin": -mark.limit,
         "zmax": mark.limit,
         "colorscale": SCALE,
-        "colorbar": {"title": {"text": mark.title, "side": "top"}, "thickness": 12, "outlinewidth": 0, "len": 0.9},
+        "colorbar": {
+            "title": {"text": mark.title, "side": "top"},
+            "thickness": 12,
+            "outlinewidth": 0,
+            "len": 0.9,
+        },
         "hovertemplate": "%{x} and %{y}<br>similarity %{z:.2f}<extra></extra>",
     }
 
@@ -326,6 +336,8 @@ def _write_names_below(picture: Picture, n: int) -> list[Figure]:
     """Return the tick labels below a heat map, whose own axis has the names of clients."""
     place = {"xref": "x", "yref": "y", "yanchor": "top"}
     bottom = n - 0.5
-    names = [note(name, x, bottom, yshift=-2, **place) for x, name in (picture.x.ticks or {}).items()]
+    names = [
+        note(name, x, bottom, yshift=-2, **place) for x, name in (picture.x.ticks or {}).items()
+    ]
     title = note(picture.x.title, n / 2, bottom, yshift=-18, **place)
     return [*names, title]

@@ -154,7 +154,9 @@ def _draw_moves(view: RunView, stages: Sequence[Stage]) -> Figure:
             "source": [index[link.stage, link.source] for link in links],
             "target": [index[link.stage + 1, link.target] for link in links],
             "value": [link.clients for link in links],
-            "color": [f"{_choose_colour(view, stages[link.stage], link.source)}/0.28" for link in links],
+            "color": [
+                f"{_choose_colour(view, stages[link.stage], link.source)}/0.28" for link in links
+            ],
             "hovertemplate": "%{value:d} clients<br>from %{source.label}<br>to %{target.label}<extra></extra>",
         },
     }

@@ -41,7 +41,13 @@ class Table:
 
     @classmethod
     def first(
-        cls, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, limit: int, noun: str
+        cls,
+        title: str,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[str]],
+        *,
+        limit: int,
+        noun: str,
     ) -> Table:
         """Return a table of the first ``limit`` rows, with the number of the others in a note."""
         note = f"{count(len(rows) - limit, noun)} not listed." if len(rows) > limit else ""

@@ -249,7 +249,10 @@ class _Layout:
         overall = dict(run_view.composition(truth, truth))
         inside = run_view.composition(node.members, truth)
         n_known = sum(n for _, n in inside)
-        return [Share(label, n, overall[label], width=round(100 * n / n_known, 1)) for label, n in inside]
+        return [
+            Share(label, n, overall[label], width=round(100 * n / n_known, 1))
+            for label, n in inside
+        ]
 
 
 def _round_up_step(step: float) -> int:

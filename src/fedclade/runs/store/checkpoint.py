@@ -11,7 +11,8 @@ round-000012/
   members/              of large clusters, see members.py
 ```
 
-JSON keeps a float64 to the last bit: Python writes the shortest decimal that reads back as the same number.
+JSON keeps a float64 to the last bit: Python writes the shortest decimal that reads back as the same
+number.
 """
 
 from __future__ import annotations
@@ -54,11 +55,15 @@ def write_segments(
 ) -> list[Path]:
     """Write the rows of all rounds up to the ``last`` into a new folder; each table is in the order of its rounds.
 
-    Files of an ``earlier`` checkpoint of the same run are shared as far as they are of use; returns those that are.
+    Files of an ``earlier`` checkpoint of the same run are shared as far as they are of use; returns
+    those that are.
     """
     folder.mkdir()
     kept = sorted((path for path in earlier if _NAME.fullmatch(path.name)), key=_rounds)
-    if [first for first, _ in map(_rounds, kept)] != [1, *(end + 1 for _, end in map(_rounds, kept))][: len(kept)]:
+    if [first for first, _ in map(_rounds, kept)] != [
+        1,
+        *(end + 1 for _, end in map(_rounds, kept)),
+    ][: len(kept)]:
         kept = []  # with a gap
     if kept and _rounds(kept[-1])[1] >= last:
         kept = []
@@ -119,10 +124,13 @@ LARGE = 10_000
 _MEMBERS_NAME = re.compile(r"[0-9a-f]{32}\.npy")
 
 
-def write_members(tree: ParameterTree, folder: Path, earlier: Sequence[Path] = ()) -> tuple[dict[int, str], list[Path]]:
+def write_members(
+    tree: ParameterTree, folder: Path, earlier: Sequence[Path] = ()
+) -> tuple[dict[int, str], list[Path]]:
     """Write the members of large clusters into a new folder, in files that are named by their content.
 
-    Returns the name for each of these nodes, and which ``earlier`` files are shared since they say the same.
+    Returns the name for each of these nodes, and which ``earlier`` files are shared since they say
+    the same.
     """
     known = {path.name: path for path in earlier if _MEMBERS_NAME.fullmatch(path.name)}
     names: dict[int, str] = {}
@@ -161,22 +169,27 @@ _BEST = "best"
 class Checkpoint:
     """A run after one of its rounds.
 
-    There is no random state in it: every draw is keyed by (seed, purpose, round, client), see :mod:`fedclade.core.rng`.
+    There is no random state in it: every draw is keyed by (seed, purpose, round, client), see
+    :mod:`fedclade.core.rng`.
 
     The algorithm's state, ``tree`` and ``memory``, is as the server sees it.
     """
 
     round: int  #: the last finished one
     config: Mapping[str, Any]  #: as in ``config.toml``, with the engine that was chosen
-    made_with: Mapping[str, Any]  #: what rounding depends on besides: device, threads, versions of packages and so on
+    #: what rounding depends on besides: device, threads, versions of packages and so on
+    made_with: Mapping[str, Any]
     fingerprint: str  #: of the federation
     tree: ParameterTree
     memory: Mapping[str, Tensor]
     on_cpu: frozenset[str]  #: names of the memory that is on the CPU, wherever the models are
-    rows: Mapping[str, list[Row]]  #: of the history, by table: ``metrics``, ``clusters``, ``clients``, ``events``
+    #: of the history, by table: ``metrics``, ``clusters``, ``clients``, ``events``
+    rows: Mapping[str, list[Row]]
     similarities: Sequence[SimilarityMatrix] = field(default_factory=tuple[SimilarityMatrix, ...])
-    stores: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])  #: see ``ClientStore.tensors``
-    stopped: Mapping[str, Any] | None = None  #: why the run is to be finished after the round, if it is
+    #: see ``ClientStore.tensors``
+    stores: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
+    #: why the run is to be finished after the round, if it is
+    stopped: Mapping[str, Any] | None = None
     best: KeptRound | None = None  #: the round that is kept, in a run that keeps the best
 
     def write(self, folder: Path, earlier: Path | None = None) -> None:
@@ -186,7 +199,9 @@ class Checkpoint:
         known = {} if earlier is None else _files_of(earlier)
         members, unchanged = write_members(self.tree, folder / "members", list(known))
         write_tree(self.tree, folder / "tree", None, private, members)
-        tensors = {f"memory/{name}": tensor.detach().cpu().clone() for name, tensor in self.memory.items()}
+        tensors = {
+            f"memory/{name}": tensor.detach().cpu().clone() for name, tensor in self.memory.items()
+        }
         tensors |= {f"similarity/{s.node}": torch.tensor(s.alpha) for s in self.similarities}
         tensors |= {f"store/{name}": tensor.cpu() for name, tensor in self.stores.items()}
         write_tensors(folder / "tensors.safetensors", tensors, private=private)
@@ -196,7 +211,9 @@ class Checkpoint:
             "made_with": self.made_with,
             "fingerprint": self.fingerprint,
             "on_cpu": sorted(self.on_cpu),
-            "similarities": [{"node": s.node, "round": s.round, "clients": s.clients} for s in self.similarities],
+            "similarities": [
+                {"node": s.node, "round": s.round, "clients": s.clients} for s in self.similarities
+            ],
             "tables": list(self.rows),
             **({} if self.stopped is None else {"stopped": self.stopped}),
         }
@@ -210,7 +227,9 @@ class Checkpoint:
     def moved(self, device: str) -> Checkpoint:
         """Return the checkpoint with its tensors on a device, but for those that an algorithm keeps on the CPU."""
         tree = self.tree.map_vectors(*[lambda tensor: tensor.to(device)] * 2)
-        memory = {name: t if name in self.on_cpu else t.to(device) for name, t in self.memory.items()}
+        memory = {
+            name: t if name in self.on_cpu else t.to(device) for name, t in self.memory.items()
+        }
         stores = {name: tensor.to(device) for name, tensor in self.stores.items()}
         best = None if self.best is None else self.best.moved(device)
         return replace(self, tree=tree, memory=memory, stores=stores, best=best)
@@ -224,15 +243,30 @@ class Checkpoint:
             raise CheckpointError(str(error)) from error
         try:
             run = json.loads((folder / "run.json").read_text())
-            rows = read_segments([folder / name for name in names if name.startswith("record/")], run["tables"])
-            # Cloned, since what is read lies at any address in one piece of memory: rounding can depend on that.
-            tensors = {name: tensor.clone() for name, tensor in load_file(folder / "tensors.safetensors").items()}
+            rows = read_segments(
+                [folder / name for name in names if name.startswith("record/")], run["tables"]
+            )
+            # Cloned, since what is read lies at any address in one piece of memory: rounding can
+            # depend on that.
+            tensors = {
+                name: tensor.clone()
+                for name, tensor in load_file(folder / "tensors.safetensors").items()
+            }
             similarities = [
-                SimilarityMatrix(s["node"], s["round"], tuple(s["clients"]), tensors[f"similarity/{s['node']}"].numpy())
+                SimilarityMatrix(
+                    s["node"],
+                    s["round"],
+                    tuple(s["clients"]),
+                    tensors[f"similarity/{s['node']}"].numpy(),
+                )
                 for s in run["similarities"]
             ]
             memory, stores = (
-                {name.removeprefix(kind): tensor for name, tensor in tensors.items() if name.startswith(kind)}
+                {
+                    name.removeprefix(kind): tensor
+                    for name, tensor in tensors.items()
+                    if name.startswith(kind)
+                }
                 for kind in ("memory/", "store/")
             )
             return cls(
@@ -240,9 +274,9 @@ class Checkpoint:
                 config=run["config"],
                 made_with=run["made_with"],
                 fingerprint=run["fingerprint"],
-                tree=read_tree(folder / "tree", partial(read_members, folder / "members")).map_vectors(
-                    torch.clone, torch.clone
-                ),
+                tree=read_tree(
+                    folder / "tree", partial(read_members, folder / "members")
+                ).map_vectors(torch.clone, torch.clone),
                 memory=memory,
                 on_cpu=frozenset(run["on_cpu"]),
                 rows=rows,
@@ -261,7 +295,11 @@ def _files_of(folder: Path) -> dict[Path, str]:
         sums = read_manifest(folder / _MANIFEST, FORMAT)
     except RunError:
         return {}
-    found = {folder / name: each for name, each in sums.items() if name.startswith(("record/", "members/"))}
+    found = {
+        folder / name: each
+        for name, each in sums.items()
+        if name.startswith(("record/", "members/"))
+    }
     return found if all(path.is_file() for path in found) else {}
 
 

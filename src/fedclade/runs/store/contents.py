@@ -52,7 +52,9 @@ class RowTable(Sequence[Row]):
             return rows
         together = groupby(rows, key=lambda row: (row.get("round"), *row))
         blocks = ((list(kind[1:]), list(some)) for kind, some in together)
-        return cls({name: _column([row[name] for row in some]) for name in names} for names, some in blocks)
+        return cls(
+            {name: _column([row[name] for row in some]) for name in names} for names, some in blocks
+        )
 
     def with_block(self, block: Block) -> RowTable:
         """Return these rows, and those of a block behind them."""
@@ -123,13 +125,19 @@ LARGEST = 2**53
 Shape = Any
 """What a value should be like.
 
-``str``, ``bool``; ``int`` for a whole number of at least 0; ``float`` for any number, and ``complex`` for one that is
-finite; ``object`` for anything; ``None``; a tuple of alternatives; ``[shape]`` for a list; ``{"key": shape}`` for a
-table, where ``"key?"`` may be missing and others may be there; ``{...: shape}`` for the shape of all other keys.
+``str``, ``bool``; ``int`` for a whole number of at least 0; ``float`` for any number, and
+``complex`` for one that is finite; ``object`` for anything; ``None``; a tuple of alternatives;
+``[shape]`` for a list; ``{"key": shape}`` for a table, where ``"key?"`` may be missing and others
+may be there; ``{...: shape}`` for the shape of all other keys.
 """
 
 _NAMES = {
-    **{int: "a whole number of at least 0", float: "a number", complex: "a finite number", str: "a text"},
+    **{
+        int: "a whole number of at least 0",
+        float: "a number",
+        complex: "a finite number",
+        str: "a text",
+    },
     **{bool: "true or false", None: "nothing"},
 }
 
@@ -177,7 +185,11 @@ def _is(value: object, shape: Shape) -> bool:
     if shape in (int, float, complex):
         if isinstance(value, int) and not isinstance(value, bool):
             return (0 if shape is int else -LARGEST) <= value <= LARGEST
-        return isinstance(value, float) and shape is not int and (shape is float or math.isfinite(value))
+        return (
+            isinstance(value, float)
+            and shape is not int
+            and (shape is float or math.isfinite(value))
+        )
     return isinstance(value, shape)
 
 
@@ -189,7 +201,15 @@ _OF_ROUND = {"round": int, "validation": {...: (float, None)}, "test": {...: (fl
 """The mean scores of one round."""
 
 SUMMARY = {
-    **{"format": object, "algorithm": str, "data": str, "model": str, "seed": int, "rounds": int, "clients": int},
+    **{
+        "format": object,
+        "algorithm": str,
+        "data": str,
+        "model": str,
+        "seed": int,
+        "rounds": int,
+        "clients": int,
+    },
     "task?": str,
     "metrics?": [{"name": str, "higher_is_better": bool, "share": bool}],
     "chosen?": {**_OF_ROUND, "metric": str, "kept?": bool},
@@ -205,7 +225,11 @@ SUMMARY = {
     },
     **{"bytes_up": complex, "bytes_down": complex, "device": str},
     "seconds": dict.fromkeys(("total", "train", "evaluate", "server"), complex),
-    "inputs?": {"shape": [int], "scaled": object, **dict.fromkeys(("columns?", "labels?", "mean?", "std?"), object)},
+    "inputs?": {
+        "shape": [int],
+        "scaled": object,
+        **dict.fromkeys(("columns?", "labels?", "mean?", "std?"), object),
+    },
     "privacy?": {"epsilon": (float, None), "delta": float, "releases": int},
     "adversary?": {
         **{"kind": str, "ids": [int], "scores": {...: {...: (float, None)}}},
@@ -220,7 +244,10 @@ _SECTION = {...: object}
 
 CONFIG = {
     "rounds?": int,
-    **{f"{name}?": _SECTION for name in ("data", "local", "signature", "target", "privacy", "faults", "newcomers")},
+    **{
+        f"{name}?": _SECTION
+        for name in ("data", "local", "signature", "target", "privacy", "faults", "newcomers")
+    },
     **{f"{name}?": _SECTION for name in ("network", "versions", "adversary", "stop")},
     **{f"{name}?": {"name": str} for name in ("algorithm", "model")},
 }
@@ -234,7 +261,11 @@ TO_NOTE = {**{"rounds": int, "seed": int, "engine": str}, **FINISHED}
 
 _NUMBERS = ("int64", "double", "null", "bool")
 TABLES: Mapping[str, Mapping[str, Sequence[str]]] = {
-    "metrics": {"round": ["int64"], "bytes_up": ["int64", "double"], "bytes_down": ["int64", "double"]},
+    "metrics": {
+        "round": ["int64"],
+        "bytes_up": ["int64", "double"],
+        "bytes_down": ["int64", "double"],
+    },
     "clusters": {"round": ["int64"], "node": ["int64"]},
     "clients": {
         **{"round": ["int64"], "client": ["int64"], "name": ["string"], "cluster": ["int64"]},
@@ -274,13 +305,17 @@ def read_rows(path: Path, summary: Row, nodes: int) -> RowTable:
     """
     import pyarrow.parquet as pq
 
-    rounds, columns = summary["rounds"], TABLES[path.stem]
+    rounds = summary["rounds"]
+    columns = TABLES[path.stem]
     scores = [each["name"] for each in summary.get("metrics", ())] if path.stem == "clients" else []
     columns = {**columns, **{name: ["double"] for name in scores}}
     most = {"metrics": rounds, "clusters": rounds * nodes}.get(path.stem)
     file = pq.ParquetFile(path.absolute())
-    if most is not None and file.metadata.num_rows > most:  # before it is read: equal rows take no room in a file
-        raise ValueError(f"{path.name} should have at most {most} rows, got {file.metadata.num_rows}")
+    # before it is read: equal rows take no room in a file
+    if most is not None and file.metadata.num_rows > most:
+        raise ValueError(
+            f"{path.name} should have at most {most} rows, got {file.metadata.num_rows}"
+        )
     schema = file.schema_arrow
     if file.metadata.num_rows == 0:
         return RowTable()
@@ -288,16 +323,23 @@ def read_rows(path: Path, summary: Row, nodes: int) -> RowTable:
         if column not in schema.names:
             raise ValueError(f"{path.name} lacks the column {column}")
         if str(schema.field(column).type) not in types:
-            raise ValueError(f"{path.name}: {column} should be {' or '.join(types)}, got {schema.field(column).type}")
+            raise ValueError(
+                f"{path.name}: {column} should be {' or '.join(types)}, got "
+                f"{schema.field(column).type}"
+            )
     for field in schema:
         if field.name not in _WORDS and str(field.type) not in _NUMBERS:
             raise ValueError(f"{path.name}: {field.name} should be numbers, got {field.type}")
     table = file.read()
     for column in columns:
         if column not in ("true_cluster", *scores) and table[column].null_count:
-            raise ValueError(f"row {table[column].is_null().index(True).as_py()} of {path.name} lacks {column}")
+            raise ValueError(
+                f"row {table[column].is_null().index(True).as_py()} of {path.name} lacks {column}"
+            )
     for column in ("round", "node", "cluster", "served_by"):
-        for value in table[column].unique().drop_null().to_pylist() if column in schema.names else ():
+        for value in (
+            table[column].unique().drop_null().to_pylist() if column in schema.names else ()
+        ):
             where = f"row {table[column].index(value).as_py()} of {path.name}: {column}"
             check_shape(value, int, where) if column == "round" else check_node(value, nodes, where)
     return RowTable([_columns(table, scores)])
@@ -312,8 +354,11 @@ def write_rows(path: Path, rows: Sequence[Row], scores: Collection[str] = ()) ->
     for name in scores:
         if name in table.column_names:
             place = table.column_names.index(name)
-            table = table.set_column(place, name, pa.array(table[name].to_numpy(), from_pandas=True))
-    pq.write_table(table, path.absolute())  # as Arrow takes runs:1/... for an address of the kind "runs"
+            table = table.set_column(
+                place, name, pa.array(table[name].to_numpy(), from_pandas=True)
+            )
+    # as Arrow takes runs:1/... for an address of the kind "runs"
+    pq.write_table(table, path.absolute())
 
 
 def data_frame(rows: Sequence[Row], purpose: str) -> DataFrame:
@@ -342,10 +387,14 @@ def _columns(table: Any, scores: Collection[str]) -> dict[str, Column]:
     So are those with ``scores``, in which a missing one is NaN.
     """
     numbers = {
-        name: name in scores or (str(table[name].type) in ("int64", "double") and not table[name].null_count)
+        name: name in scores
+        or (str(table[name].type) in ("int64", "double") and not table[name].null_count)
         for name in table.column_names
     }
-    return {name: table[name].to_numpy() if numbers[name] else table[name].to_pylist() for name in table.column_names}
+    return {
+        name: table[name].to_numpy() if numbers[name] else table[name].to_pylist()
+        for name in table.column_names
+    }
 
 
 def check_node(node: int, nodes: int, where: str) -> None:
@@ -380,7 +429,11 @@ EMPTY = {("local", "options"), ("signature", "of"), ("task", "metrics")}
 def without_unset(value: Any, path: tuple[str, ...] = ()) -> Any:
     """Leave out what is not set: what is None, since TOML has no null, and what is empty by default."""
     if isinstance(value, Mapping):
-        kept = {key: each for key, each in value.items() if each or (each is not None and (*path, key) not in EMPTY)}
+        kept = {
+            key: each
+            for key, each in value.items()
+            if each or (each is not None and (*path, key) not in EMPTY)
+        }
         return {key: without_unset(each, (*path, key)) for key, each in kept.items()}
     if isinstance(value, tuple | list):
         return [without_unset(entry, path) for entry in value]
@@ -403,7 +456,8 @@ def read_events(path: Path, nodes: int) -> list[Row]:
     """
     events: list[Row] = []
     for i, line in enumerate(path.read_text().splitlines(), start=1):
-        event, where = json.loads(line), f"line {i} of {path.name}"
+        event = json.loads(line)
+        where = f"line {i} of {path.name}"
         check_shape(event, {"round": int, "kind": str, "node": int}, where)
         check_node(event["node"], nodes, where)
         events.append(event)
@@ -413,17 +467,24 @@ def read_events(path: Path, nodes: int) -> list[Row]:
 def events_of(rows: Sequence[Row], *types: type[E]) -> list[tuple[int, E]]:
     """Return the events of some types among the rows of a run, in order, each with its round.
 
-    Rows whose ``kind`` is that of a type, but which lack some of its fields, are passed over: a method of one's own may
-    have events of the same names, and say less.
+    Rows whose ``kind`` is that of a type, but which lack some of its fields, are passed over: a
+    method of one's own may have events of the same names, and say less.
     """
-    found = ((row["round"], event_of(row, each)) for row in rows for each in types if row["kind"] == each.kind)
+    found = (
+        (row["round"], event_of(row, each))
+        for row in rows
+        for each in types
+        if row["kind"] == each.kind
+    )
     return [(number, event) for number, event in found if event is not None]
 
 
 def event_of(row: Row, event_type: type[E]) -> E | None:
     """Return the event of this type that a row holds; None if the row does not have what its fields need."""
     hints = _hints_of(event_type)
-    wanted = [each.name for each in fields(event_type) if each.name in row or each.default is not None]
+    wanted = [
+        each.name for each in fields(event_type) if each.name in row or each.default is not None
+    ]
     types = {name: hints[name] for name in wanted}
     try:
         check_shape(row, {name: _shape_of(each) for name, each in types.items()}, "it")
@@ -438,7 +499,8 @@ _hints_of = cache(get_type_hints)
 
 def _shape_of(hint: Any) -> Shape:
     """Return the shape that a value of a type has in JSON, see :func:`check_shape`."""
-    origin, inner = get_origin(hint), get_args(hint)
+    origin = get_origin(hint)
+    inner = get_args(hint)
     if origin is UnionType:
         return tuple(None if each is NoneType else _shape_of(each) for each in inner)
     if origin is tuple:
@@ -450,7 +512,8 @@ def _shape_of(hint: Any) -> Shape:
 
 def _value_of(hint: Any, value: Any) -> Any:
     """Return a value of JSON as its type has it."""
-    origin, inner = get_origin(hint), get_args(hint)
+    origin = get_origin(hint)
+    inner = get_args(hint)
     if origin is tuple:
         each = [inner[0]] * len(value) if inner[-1] is ... else inner
         return tuple(_value_of(part, entry) for part, entry in zip(each, value, strict=True))

@@ -11,11 +11,26 @@ from typing import Any
 from torch import Tensor
 
 from fedclade.algorithms import FedSoft, OwnModels, method_of_run
-from fedclade.core import ConfigError, Layout, Node, RunError, TreeError, appear, checked, make_folder, write_tensors
+from fedclade.core import (
+    ConfigError,
+    Layout,
+    Node,
+    RunError,
+    TreeError,
+    appear,
+    checked,
+    make_folder,
+    write_tensors,
+)
 from fedclade.models import save_adapter
 from fedclade.runs.small_clusters import is_withheld
 from fedclade.runs.store.run import Row, Run
-from fedclade.runs.store.served_models import ClientMixture, client_mixture, served_node, serves_mixtures
+from fedclade.runs.store.served_models import (
+    ClientMixture,
+    client_mixture,
+    served_node,
+    serves_mixtures,
+)
 from fedclade.runs.store.staging import Writer, write_together
 from fedclade.tasks import ModelMixture, read_metrics, spread
 
@@ -39,18 +54,28 @@ def model_card(
 ) -> Card:
     """Return all that there is to say about a node's model, exported for a client if one is given, ready for JSON.
 
-    Whether it is not the node's, but the client's ``own``, or its ``mixture`` of several nodes' models.
+    Whether it is not the node's, but the client's ``own``, or its ``mixture`` of several nodes'
+    models.
     """
     last = {row["client"]: row for row in run.client_rows}
     sizes = [last[member]["n_train"] for member in node.members if member in last]
-    path, metric = run.tree.above(node.id), read_metrics(run.summary)[0]
+    path = run.tree.above(node.id)
+    metric = read_metrics(run.summary)[0]
     tensors = [(s.name, s.shape, s.dtype) for s in (*layout.parameters, *layout.buffers)]
     tensors += [(name, p.shape, p.dtype) for name, p in layout.frozen.items()]
     if mixture is not None:
         of_models = range(len(mixture.nodes))
-        tensors = [(f"models.{k}.{name}", shape, dtype) for k in of_models for name, shape, dtype in tensors]
+        tensors = [
+            (f"models.{k}.{name}", shape, dtype)
+            for k in of_models
+            for name, shape, dtype in tensors
+        ]
         tensors.append(("weights", mixture.weights.shape, mixture.weights.dtype))
-    asked = {} if client is None else {"client": client, "name": last[client]["name"] if client in last else None}
+    asked = (
+        {}
+        if client is None
+        else {"client": client, "name": last[client]["name"] if client in last else None}
+    )
     asked |= {"own": True} if own else {}
     return {
         "format": CARD_FORMAT,
@@ -61,14 +86,25 @@ def model_card(
         "exported_for": asked or None,
         **({} if mixture is None else {"mixture": mixture.described}),
         "members": list(node.members),
-        "rounds": {"run": run.summary["rounds"], "born": node.born, "trained_until": _trained_until(run, node)},
-        "data": {"description": run.summary["data"], "training_examples": sum(sizes), **run.summary.get("inputs", {})},
+        "rounds": {
+            "run": run.summary["rounds"],
+            "born": node.born,
+            "trained_until": _trained_until(run, node),
+        },
+        "data": {
+            "description": run.summary["data"],
+            "training_examples": sum(sizes),
+            **run.summary.get("inputs", {}),
+        },
         "metric": metric.noted,
-        metric.name: _score(run, node, metric.name, client if own or run.parted or mixture is not None else None),
+        metric.name: _score(
+            run, node, metric.name, client if own or run.parted or mixture is not None else None
+        ),
         "algorithm": run.config["algorithm"],
         "model": {**run.config["model"], "parameters": layout.n_parameters},
         "tensors": {
-            name: {"shape": list(shape), "dtype": str(dtype).removeprefix("torch.")} for name, shape, dtype in tensors
+            name: {"shape": list(shape), "dtype": str(dtype).removeprefix("torch.")}
+            for name, shape, dtype in tensors
         },
         "config": {key: value for key, value in run.config.items() if key != "versions"},
         "versions": run.config.get("versions", {}),
@@ -79,15 +115,17 @@ def serves_own(run: Run) -> bool:
     """Whether clients, or some of them, were served with models of their own, which are none of the tree's."""
     method = method_of_run(run.config["algorithm"]["name"])
     personalized = bool(run.config["algorithm"].get("personalize"))
-    return personalized or (method is not None and issubclass(method.algorithm, OwnModels | FedSoft))
+    return personalized or (
+        method is not None and issubclass(method.algorithm, OwnModels | FedSoft)
+    )
 
 
 def _trained_until(run: Run, node: Node) -> int | None:
     """Return the round after which the model was as it is: a split leaves its node that of the round before.
 
-    A root that goes on beside its clusters is trained to the end.
-    None for the root of a star that there was from the start: what it holds, if anything but an initial model, is the
-    algorithm's own affair.
+    A root that goes on beside its clusters is trained to the end. None for the root of a star that
+    there was from the start: what it holds, if anything but an initial model, is the algorithm's
+    own affair.
     """
     if node.split_in is None or node.continued is not None:
         return run.model_round
@@ -97,12 +135,16 @@ def _trained_until(run: Run, node: Node) -> int | None:
 def _score(run: Run, node: Node, metric: str, client: int | None = None) -> Card | None:
     """Return how clients, or one, did with this model when they were last served with it; None if nobody ever was.
 
-    An inner node served its members until it was split. Where its last round was not evaluated, what was evaluated is
-    the model of an earlier round, and ``round`` tells which.
+    An inner node served its members until it was split. Where its last round was not evaluated,
+    what was evaluated is the model of an earlier round, and ``round`` tells which.
     """
     if client is None and serves_mixtures(run):  # with none of their models alone
         return None
-    served = [row for row in run.client_rows if row["served_by"] == node.id and client in (None, row["client"])]
+    served = [
+        row
+        for row in run.client_rows
+        if row["served_by"] == node.id and client in (None, row["client"])
+    ]
     if client is None and serves_own(run):  # over a network nobody here knows who was
         known = "network" not in run.config
         served = [row for row in served if known and "model" not in run.kept.get(row["client"], {})]
@@ -110,14 +152,23 @@ def _score(run: Run, node: Node, metric: str, client: int | None = None) -> Card
         return None
     number = max(row["round"] for row in served)
     scores = spread([row[metric] for row in served if row["round"] == number])
-    shown = ("mean", "min", "max", "clients", *(["without_score"] if scores["without_score"] else []))
+    shown = (
+        "mean",
+        "min",
+        "max",
+        "clients",
+        *(["without_score"] if scores["without_score"] else []),
+    )
     return {**{name: scores[name] for name in shown}, "round": number}
 
 
 def as_markdown(card: Card, file: str) -> str:
     """Return a card as a page for people, with the lines that load the model from a file of this name."""
     rows = "".join(f"| {name} | {_plain(value)} |\n" for name, value in _facts(card).items())
-    tensors = "".join(f"| `{name}` | {each['shape']} | {each['dtype']} |\n" for name, each in card["tensors"].items())
+    tensors = "".join(
+        f"| `{name}` | {each['shape']} | {each['dtype']} |\n"
+        for name, each in card["tensors"].items()
+    )
     nodes = card.get("mixture", {}).get("nodes", ())
     name = f"Mixture of nodes {', '.join(map(str, nodes))}" if nodes else f"Node {card['node']}"
     return f"""# {name} of a {card["algorithm"]["name"]} run
@@ -174,27 +225,50 @@ def _plain(text: str) -> str:
 
 
 def _facts(card: Card) -> Mapping[str, str]:
-    rounds, data, asked = card["rounds"], card["data"], card["exported_for"]
+    rounds = card["rounds"]
+    data = card["data"]
+    asked = card["exported_for"]
     path = " → ".join(map(str, card["path"]))
-    facts = {"place": f"level {card['level']} of the path {path}" + (", a leaf" if card["leaf"] else "")}
+    facts = {
+        "place": f"level {card['level']} of the path {path}" + (", a leaf" if card["leaf"] else "")
+    }
     if asked is not None:
-        facts["exported for"] = f"client {asked['client']}" + (f" ({asked['name']})" if asked["name"] else "")
+        facts["exported for"] = f"client {asked['client']}" + (
+            f" ({asked['name']})" if asked["name"] else ""
+        )
         facts["exported for"] += "; a model of its own" if asked.get("own") else ""
         if (mixture := card.get("mixture")) is not None:
             weighed = zip(mixture["nodes"], mixture["weights"], strict=True)
-            facts["exported for"] += "; a mixture of " + ", ".join(f"{pi:.3g} × node {node}" for node, pi in weighed)
+            facts["exported for"] += "; a mixture of " + ", ".join(
+                f"{pi:.3g} × node {node}" for node, pi in weighed
+            )
     members = card["members"]
-    facts["members"] = f"{len(members)} clients: {', '.join(map(str, members))}" if members else "none"
+    facts["members"] = (
+        f"{len(members)} clients: {', '.join(map(str, members))}" if members else "none"
+    )
     when = f"as after round {rounds['trained_until']} of {rounds['run']}; there since round {rounds['born'] + 1}"
-    facts["rounds"] = when if rounds["trained_until"] is not None else f"root of a star, in a run of {rounds['run']}"
-    facts["data"] = f"{data['description']}; {data['training_examples']:,} training examples of the members"
+    facts["rounds"] = (
+        when
+        if rounds["trained_until"] is not None
+        else f"root of a star, in a run of {rounds['run']}"
+    )
+    facts["data"] = (
+        f"{data['description']}; {data['training_examples']:,} training examples of the members"
+    )
     if data.get("scaled") is not None:
-        facts["inputs"] = f"shape {data['shape']}, pixels as (x / 255 − {data['scaled'][0]}) / {data['scaled'][1]}"
+        facts["inputs"] = (
+            f"shape {data['shape']}, pixels as (x / 255 − {data['scaled'][0]}) / "
+            f"{data['scaled'][1]}"
+        )
     elif card["config"].get("data", {}).get("scaling") == "pixel":
-        facts["inputs"] = f"shape {data['shape']}, each pixel standardised over the images of the source"
+        facts["inputs"] = (
+            f"shape {data['shape']}, each pixel standardised over the images of the source"
+        )
     if columns := data.get("columns"):
         scaled = zip(columns, data.get("mean", []), data.get("std", []), strict=False)
-        facts["columns"] = ", ".join([f"({name} − {mean:g}) / {std:g}" for name, mean, std in scaled] or columns)
+        facts["columns"] = ", ".join(
+            [f"({name} − {mean:g}) / {std:g}" for name, mean, std in scaled] or columns
+        )
     facts[card["metric"]["name"]] = _in_words(card[card["metric"]["name"]], card["metric"]["share"])
     facts["algorithm"] = _settings(card["algorithm"])
     facts["model"] = _settings(card["model"])
@@ -208,10 +282,13 @@ def _in_words(score: Row | None, share: bool) -> str:
         return "nobody was served with it"
     if score["mean"] is None:
         return f"undefined for the test data of {score['without_score']} clients after round {score['round']}"
-    mean, low, high = (f"{100 * score[key]:.1f}" if share else f"{score[key]:.4g}" for key in ("mean", "min", "max"))
+    mean, low, high = (
+        f"{100 * score[key]:.1f}" if share else f"{score[key]:.4g}"
+        for key in ("mean", "min", "max")
+    )
     return (
-        f"{mean}{' %' if share else ''} ({low} to {high}), {score['clients']} clients on their test data after round "
-        f"{score['round']}"
+        f"{mean}{' %' if share else ''} ({low} to {high}), {score['clients']} clients on their "
+        f"test data after round {score['round']}"
     )
 
 
@@ -224,14 +301,20 @@ SUFFIX = ".safetensors"
 
 @checked()
 def export_model(
-    run: Run, out: str | Path, *, client: int | None = None, node: int | None = None, level: int | None = None
+    run: Run,
+    out: str | Path,
+    *,
+    client: int | None = None,
+    node: int | None = None,
+    level: int | None = None,
 ) -> Path:
     """Write one model of a run as a state dict, with its card beside it: ``.json`` for programs, ``.md`` for people.
 
-    The card is in the header of the file too, under ``fedclade``. For a client it is what the client was served with,
-    unless a level is given: its cluster's model with the client's personal parameters, a model of its own (Ditto, local
-    training, ...), or, in FedEM and FedRC, a mixture of all models as a state dict of :class:`~fedclade.ModelMixture`.
-    A node's model has what is shared. :func:`~fedclade.load_export` loads any of them.
+    The card is in the header of the file too, under ``fedclade``. For a client it is what the
+    client was served with, unless a level is given: its cluster's model with the client's personal
+    parameters, a model of its own (Ditto, local training, ...), or, in FedEM and FedRC, a mixture
+    of all models as a state dict of :class:`~fedclade.ModelMixture`. A node's model has what is
+    shared. :func:`~fedclade.load_export` loads any of them.
 
     Parameters
     ----------
@@ -242,35 +325,45 @@ def export_model(
     client, node
         Whose model: a client's, or a node's.
     level
-        Of the client's path from the root, 0, to its leaf, -1; if left out, what the client was served with.
+        Of the client's path from the root, 0, to its leaf, -1; if left out, what the client was
+        served with.
 
     Raises
     ------
     ConfigError
-        If not just one of client and node is given, or a level with a node, or the file's name ends otherwise.
+        If not just one of client and node is given, or a level with a node, or the file's name ends
+        otherwise.
     TreeError
         If the tree has no such client, node or level.
     RunError
-        If the run was saved without the layout of its model or is damaged, its models are permuted by its clients, the
-        client keeps a part of its model for itself, or the weights of its mixture, or a file exists already or cannot
-        be written.
+        If the run was saved without the layout of its model or is damaged, its models are permuted
+        by its clients, the client keeps a part of its model for itself, or the weights of its
+        mixture, or a file exists already or cannot be written.
     """
     run.check_readable()
     target = Path(out)
     if target.suffix != SUFFIX:
         raise ConfigError(f"the file to export to should end in {SUFFIX}, got {str(out)!r}")
     chosen, layout = _node_and_layout(run, client, node, level)
-    mixture, own = _mixture(run, client, level), _own_model(run, client, level)
+    mixture = _mixture(run, client, level)
+    own = _own_model(run, client, level)
     if mixture is not None:
         tensors = mixture.state_dict(layout)
     elif own is not None:
         tensors = layout.full.state_dict(own)
     else:
         if client is not None:
-            run.personal(client)  # which is there, or nobody here could put the client's model together
-        tensors = layout.state_dict(chosen.model, None if client is None else run.kept.get(client, {}).get("personal"))
+            # which is there, or nobody here could put the client's model together
+            run.personal(client)
+        tensors = layout.state_dict(
+            chosen.model, None if client is None else run.kept.get(client, {}).get("personal")
+        )
     layout = layout if client is None else layout.full
-    _write(model_card(run, chosen, layout, client, own=own is not None, mixture=mixture), tensors, target)
+    _write(
+        model_card(run, chosen, layout, client, own=own is not None, mixture=mixture),
+        tensors,
+        target,
+    )
     return target
 
 
@@ -293,7 +386,8 @@ def export_adapter(
     out
         The folder to make.
     alpha
-        α of the low-rank pairs, where the run's config does not say it, as with a model that came with its own.
+        α of the low-rank pairs, where the run's config does not say it, as with a model that came
+        with its own.
 
     Raises
     ------
@@ -304,30 +398,39 @@ def export_adapter(
     ModelError
         If what the run trained is no adapter.
     RunError
-        If the run cannot be read, the client is served with a mixture of models, or the folder exists already or cannot
-        be written.
+        If the run cannot be read, the client is served with a mixture of models, or the folder
+        exists already or cannot be written.
     """
     chosen, layout = _node_and_layout(run, client, node, level)
     if _mixture(run, client, level) is not None:
         raise RunError(
-            f"client {client} is served with a mixture of {len(run.tree.leaves)} models, which no one adapter is; "
-            "export that of one model with --node, or the mixture as a state dict, without --adapter"
+            f"client {client} is served with a mixture of {len(run.tree.leaves)} models, which no "
+            "one adapter is; export that of one model with --node, or the mixture as a state "
+            "dict, without --adapter"
         )
     target = Path(out)
     if target.exists():
         raise RunError(f"{target} exists already; name another folder with --out, or remove it")
     alpha = run.config["model"].get("adapter", {}).get("alpha") if alpha is None else alpha
     if alpha is None:
-        raise ConfigError("the run's config has no model.adapter; say what α its adapters have: export_adapter(alpha=)")
+        raise ConfigError(
+            "the run's config has no model.adapter; say what α its adapters have: "
+            "export_adapter(alpha=)"
+        )
     own = _own_model(run, client, level)
     card = json.dumps(model_card(run, chosen, layout, client, own=own is not None))
     if own is not None:
         tensors = layout.full.unflatten(own)
     else:
-        tensors = {**layout.unflatten(chosen.model), **({} if client is None else run.personal(client))}
+        tensors = {
+            **layout.unflatten(chosen.model),
+            **({} if client is None else run.personal(client)),
+        }
     try:
         make_folder(target.parent)
-        appear(target, lambda beside: save_adapter(beside, tensors, float(alpha), {"fedclade": card}))
+        appear(
+            target, lambda beside: save_adapter(beside, tensors, float(alpha), {"fedclade": card})
+        )
         return target
     except OSError as error:
         raise RunError(f"cannot write {target}: {error}") from error
@@ -345,31 +448,33 @@ def _own_model(run: Run, client: int | None, level: int | None) -> Tensor | None
     own = run.kept.get(client, {}).get("model")
     if own is None and "network" in run.config and serves_own(run):
         raise RunError(
-            f"this run has no model of client {client}: over a network it stays with it; export the server's with "
-            "--node 0"
+            f"this run has no model of client {client}: over a network it stays with it; export "
+            "the server's with --node 0"
         )
     return own
 
 
-def _node_and_layout(run: Run, client: int | None, node: int | None, level: int | None) -> tuple[Node, Layout]:
+def _node_and_layout(
+    run: Run, client: int | None, node: int | None, level: int | None
+) -> tuple[Node, Layout]:
     """Return a model of a run, and what its entries are."""
     run.check_readable()
     chosen = _chosen(run, client, node, level)
     least = run.config.get("privacy", {}).get("min_cluster_size", 1)
     if is_withheld(run.tree, chosen.id, least):
         raise RunError(
-            f"node {chosen.id} has {len(chosen.members)} members, fewer than privacy.min_cluster_size, {least}, so its "
-            "model is withheld"
+            f"node {chosen.id} has {len(chosen.members)} members, fewer than "
+            f"privacy.min_cluster_size, {least}, so its model is withheld"
         )
     if run.layout is None:
         raise RunError(
-            "this run folder was written before the layout of the model was kept, and its models cannot be taken "
-            "apart; run its config.toml again"
+            "this run folder was written before the layout of the model was kept, and its models "
+            "cannot be taken apart; run its config.toml again"
         )
     if run.layout.size != len(chosen.model):
         raise RunError(
-            f"the run is damaged: its layout has {run.layout.size} entries, the model of node {chosen.id} "
-            f"{len(chosen.model)}"
+            f"the run is damaged: its layout has {run.layout.size} entries, the model of node "
+            f"{chosen.id} {len(chosen.model)}"
         )
     return chosen, run.layout
 
@@ -391,7 +496,10 @@ def _chosen(run: Run, client: int | None, node: int | None, level: int | None) -
         raise ConfigError(f"--level {level} goes with --client; node {node} has one model only")
     assert node is not None  # as there is no client
     if not 0 <= node < len(run.tree.nodes):
-        raise TreeError(f"node {node} is not in the parameter tree, which has the nodes 0 to {len(run.tree.nodes) - 1}")
+        raise TreeError(
+            f"node {node} is not in the parameter tree, which has the nodes 0 to "
+            f"{len(run.tree.nodes) - 1}"
+        )
     return run.tree.nodes[node]
 
 
@@ -401,7 +509,9 @@ def _write(card: Card, tensors: Mapping[str, Tensor], target: Path) -> None:
     header = {"format": "pt", "fedclade": text}
     writers: Mapping[Path, Writer] = {
         target.with_suffix(".json"): lambda path: path.write_text(text + "\n"),
-        target.with_suffix(".md"): lambda path: path.write_text(as_markdown(card, target.name), encoding="utf-8"),
+        target.with_suffix(".md"): lambda path: path.write_text(
+            as_markdown(card, target.name), encoding="utf-8"
+        ),
         target: lambda path: write_tensors(path, tensors, header),
     }
     try:

@@ -52,9 +52,13 @@ class RunFolder:
         """
         if self._holds_run:
             if difference := first_difference(read_run_config(self.path), config):
-                raise RunError(f"{self.path} holds a run of another config: {difference}; name another folder")
+                raise RunError(
+                    f"{self.path} holds a run of another config: {difference}; name another folder"
+                )
         elif self.path.exists() and not holds_leftovers(self.path):
-            raise RunError(f"{self.path} exists already and holds no run; name another folder, or remove it")
+            raise RunError(
+                f"{self.path} exists already and holds no run; name another folder, or remove it"
+            )
 
     def begin(self, config: Mapping[str, Any]) -> bool:
         """Make the folder, or make one that holds a run ready for more rounds; lock other processes out.
@@ -67,7 +71,8 @@ class RunFolder:
         Raises
         ------
         RunError
-            If it cannot be written, another process is writing to it, or has begun something else there meanwhile.
+            If it cannot be written, another process is writing to it, or has begun something else
+            there meanwhile.
         """
         try:
             is_new = not self.path.exists()
@@ -83,8 +88,12 @@ class RunFolder:
                     raise
                 return True
             if config["rounds"] > _rounds(kept := read_run_config(self.path)):
-                reopen(self.path)  # first, since a finished run has had all the rounds of its config
-                appear(self.path / CONFIG, lambda beside: write_config(beside, {**kept, "rounds": config["rounds"]}))
+                # first, since a finished run has had all the rounds of its config
+                reopen(self.path)
+                appear(
+                    self.path / CONFIG,
+                    lambda beside: write_config(beside, {**kept, "rounds": config["rounds"]}),
+                )
             return False
         except OSError as error:
             raise RunError(f"cannot write the run folder {self.path}: {error}") from error
@@ -103,7 +112,8 @@ class RunFolder:
     def newest(self, config: Mapping[str, Any], fingerprint: str) -> Checkpoint | None:
         """Return the newest checkpoint that this run can go on from; None if there is no checkpoint.
 
-        Of each that cannot be used a warning is logged, and it is renamed once an older one is found that can.
+        Of each that cannot be used a warning is logged, and it is renamed once an older one is
+        found that can.
 
         Raises
         ------
@@ -125,7 +135,9 @@ class RunFolder:
                 each.rename(aside)
             return checkpoint
         if unusable:
-            raise CheckpointError(f"no checkpoint of {self.path} can be used: {'; '.join(unusable.values())}")
+            raise CheckpointError(
+                f"no checkpoint of {self.path} can be used: {'; '.join(unusable.values())}"
+            )
         return None
 
     def save(self, checkpoint: Checkpoint) -> None:
@@ -133,14 +145,17 @@ class RunFolder:
         target = self._folder / f"round-{checkpoint.round:06d}"
         try:
             self._folder.mkdir(exist_ok=True)
-            # Shared with the one that is to be removed and not with the one that stays, should that be needed.
+            # Shared with the one that is to be removed and not with the one that stays, should that
+            # be needed.
             earlier = next(iter(self._checkpoints()[KEPT - 1 :]), None)
             appear(target, lambda beside: checkpoint.write(beside, earlier))
             half_written = self._folder.glob(".round-*.writing")  # when the run was killed
             for old in (*self._checkpoints()[KEPT:], *half_written):
                 remove(old)
         except OSError as error:
-            raise CheckpointError(f"cannot write the checkpoint {target}: {error}; those before it are kept") from error
+            raise CheckpointError(
+                f"cannot write the checkpoint {target}: {error}; those before it are kept"
+            ) from error
 
     @property
     def _holds_run(self) -> bool:
@@ -159,7 +174,8 @@ class RunFolder:
 
 def first_difference(kept: Mapping[str, Any], config: Mapping[str, Any]) -> str | None:
     """Say by which setting a run whose config was ``kept`` cannot be continued with another; None if it can."""
-    before, now = _settings(kept), _settings(config)
+    before = _settings(kept)
+    now = _settings(config)
     for key in dict.fromkeys([*before, *now]):
         if key.split(".")[0] in FREE_TO_CHANGE or before.get(key) == now.get(key):
             continue
@@ -175,12 +191,15 @@ def _rounds(kept: Mapping[str, Any]) -> int:
     return kept.get("rounds", 0)
 
 
-def _check_origin(folder: Path, checkpoint: Checkpoint, config: Mapping[str, Any], fingerprint: str) -> None:
+def _check_origin(
+    folder: Path, checkpoint: Checkpoint, config: Mapping[str, Any], fingerprint: str
+) -> None:
     if difference := first_difference(checkpoint.config, config):
         raise CheckpointError(f"{folder} is of another run: {difference}")
     if checkpoint.fingerprint != fingerprint:
         raise CheckpointError(
-            f"{folder} was made with other data than was loaded now; give the run the data that it began with"
+            f"{folder} was made with other data than was loaded now; give the run the data that it "
+            "began with"
         )
 
 

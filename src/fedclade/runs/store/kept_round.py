@@ -14,7 +14,9 @@ from torch import Tensor
 from fedclade.core import ParameterTree, write_tensors
 from fedclade.runs.store.tree_files import SimilarityMatrix, read_tree, write_tree
 
-_FACTS, _TENSORS, _TREE = "best.json", "best.safetensors", "tree"
+_FACTS = "best.json"
+_TENSORS = "best.safetensors"
+_TREE = "tree"
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +30,8 @@ class KeptRound:
     tree
         The clusters and their models after it, as the server sees them.
     kept
-        What each client of a simulation keeps for itself, by client and name; see :class:`~fedclade.Run`.
+        What each client of a simulation keeps for itself, by client and name; see
+        :class:`~fedclade.Run`.
     own_models
         How many clients are served with models of their own.
     similarities
@@ -37,7 +40,9 @@ class KeptRound:
 
     round: int
     tree: ParameterTree
-    kept: Mapping[int, Mapping[str, Tensor]] = field(default_factory=dict[int, Mapping[str, Tensor]])
+    kept: Mapping[int, Mapping[str, Tensor]] = field(
+        default_factory=dict[int, Mapping[str, Tensor]]
+    )
     own_models: int = 0
     similarities: Sequence[SimilarityMatrix] = ()
 
@@ -55,7 +60,9 @@ class KeptRound:
         facts = {
             "round": self.round,
             "own_models": self.own_models,
-            "similarities": [{"node": s.node, "round": s.round, "clients": s.clients} for s in self.similarities],
+            "similarities": [
+                {"node": s.node, "round": s.round, "clients": s.clients} for s in self.similarities
+            ],
         }
         (folder / _FACTS).write_text(json.dumps(facts) + "\n")
 
@@ -71,7 +78,12 @@ class KeptRound:
                 client, _, name = place.partition("/")
                 kept.setdefault(int(client), {})[name] = tensor
         similarities = tuple(
-            SimilarityMatrix(s["node"], s["round"], tuple(s["clients"]), tensors[f"similarity/{s['node']}"].numpy())
+            SimilarityMatrix(
+                s["node"],
+                s["round"],
+                tuple(s["clients"]),
+                tensors[f"similarity/{s['node']}"].numpy(),
+            )
             for s in facts["similarities"]
         )
         tree = read_tree(folder / _TREE).map_vectors(torch.clone, torch.clone)

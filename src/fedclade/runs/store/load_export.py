@@ -28,8 +28,8 @@ def load_export(path: str | Path, model: nn.Module) -> nn.Module:
     Returns
     -------
     nn.Module
-        The module itself, with the exported parameters; or a :class:`~fedclade.ModelMixture` of copies of it if the
-        exported model is a mixture. Either is in evaluation mode.
+        The module itself, with the exported parameters; or a :class:`~fedclade.ModelMixture` of
+        copies of it if the exported model is a mixture. Either is in evaluation mode.
 
     Raises
     ------
@@ -44,7 +44,8 @@ def load_export(path: str | Path, model: nn.Module) -> nn.Module:
         tensors = load_file(path)
     except (OSError, SafetensorError, ValueError) as error:
         raise RunError(f"cannot read the model in {path}: {error}") from error
-    mixture, kind = card.get("mixture"), type(model).__name__
+    mixture = card.get("mixture")
+    kind = type(model).__name__
     if mixture is not None:
         model = ModelMixture(model, len(mixture["nodes"]), mixture["task"])
     try:

@@ -80,7 +80,8 @@ def _locked(opened: int) -> bool:
 
 def _busy(folder: Path) -> FolderInUseError:
     return FolderInUseError(
-        f"another process is writing to the run folder {folder}; wait until it is done, stop it, or name another folder"
+        f"another process is writing to the run folder {folder}; wait until it is done, stop it, "
+        "or name another folder"
     )
 
 
@@ -103,7 +104,9 @@ def read_run_config(folder: Path) -> Mapping[str, Any]:
         text = (folder / CONFIG).read_text(encoding="utf-8")
         content, mark, noted = text.rpartition(_SUM)
         if mark and noted.strip() != _sha256(content):
-            raise ValueError(f"{CONFIG} is not what was written: its SHA-256 is not the one in its last line")
+            raise ValueError(
+                f"{CONFIG} is not what was written: its SHA-256 is not the one in its last line"
+            )
         try:
             config = tomllib.loads(text)
         except ValueError as error:
@@ -111,7 +114,9 @@ def read_run_config(folder: Path) -> Mapping[str, Any]:
         check_shape(config, CONFIG_SHAPE, CONFIG)
         return config
     except (OSError, ValueError, RecursionError) as error:
-        raise RunError(f"the run folder {folder} is damaged: {type(error).__name__}: {error}; {REMEDY}") from error
+        raise RunError(
+            f"the run folder {folder} is damaged: {type(error).__name__}: {error}; {REMEDY}"
+        ) from error
 
 
 def is_private(config: Mapping[str, Any]) -> bool:
@@ -132,7 +137,8 @@ def _sha256(text: str) -> str:
 def write_manifest(path: Path, version: int, known: Mapping[str, str] | None = None) -> None:
     """Write a folder's format version, and the SHA-256 of every file in it, into a new file beside them.
 
-    The sums of files that were taken from elsewhere are ``known`` by name: those files may be damaged since.
+    The sums of files that were taken from elsewhere are ``known`` by name: those files may be
+    damaged since.
     """
     files = sorted(each for each in path.parent.rglob("*") if each.is_file())
     names = {each.relative_to(path.parent).as_posix(): each for each in files}
@@ -148,7 +154,9 @@ def read_manifest(path: Path, version: int) -> Mapping[str, str]:
     except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
     if manifest["format"] != version:
-        raise RunError(f"{path.parent} has format {manifest['format']!r}, this version reads format {version}")
+        raise RunError(
+            f"{path.parent} has format {manifest['format']!r}, this version reads format {version}"
+        )
     return manifest["sha256"]
 
 

@@ -24,7 +24,15 @@ CASES = ("", "_root", "_own", "_fine_tuned")
 it got fine-tuned."""
 
 _SHAPE = {
-    "summary": {**{"newcomers": int, "fit_nowhere": int, RIGHT: (float, None), "only_fitting?": bool, "metric?": str}},
+    "summary": {
+        **{
+            "newcomers": int,
+            "fit_nowhere": int,
+            RIGHT: (float, None),
+            "only_fitting?": bool,
+            "metric?": str,
+        }
+    },
     "newcomers": [{"name": str, "path": [int], "fits": bool, "margin": (float, None)}],
     "sha256?": str,
 }
@@ -39,12 +47,13 @@ class Newcomers:
     assignments
         Where each goes.
     rows
-        One for each newcomer: ``client``, ``name``, ``path`` and ``node`` of the model that it got, ``fits``, ``leaf``
-        (where its way led, whether or not it fits there), ``by`` (``similarity``, ``loss`` or ``distance``), for every
-        step on its way the ``scores`` of the branch it took, of the best ``others`` and their ``margins``, the smallest
-        ``margin``, its ``true_cluster``, whether it got the model of a leaf of that (``right``), and its scores, by the
-        metric that counts, in the columns of :func:`score_columns <fedclade.runs.score_columns>`; None where the metric
-        is undefined for its test data.
+        One for each newcomer: ``client``, ``name``, ``path`` and ``node`` of the model that it got,
+        ``fits``, ``leaf`` (where its way led, whether or not it fits there), ``by``
+        (``similarity``, ``loss`` or ``distance``), for every step on its way the ``scores`` of the
+        branch it took, of the best ``others`` and their ``margins``, the smallest ``margin``, its
+        ``true_cluster``, whether it got the model of a leaf of that (``right``), and its scores, by
+        the metric that counts, in the columns of :func:`score_columns
+        <fedclade.runs.score_columns>`; None where the metric is undefined for its test data.
     rounds_alone
         For how many rounds a newcomer trained a model of its own.
     only_fitting
@@ -80,7 +89,9 @@ class Newcomers:
         return fmean(known) if known else None
 
     def __repr__(self) -> str:
-        return f"Newcomers({len(self.rows)}, fit_nowhere={sum(not row['fits'] for row in self.rows)})"
+        return (
+            f"Newcomers({len(self.rows)}, fit_nowhere={sum(not row['fits'] for row in self.rows)})"
+        )
 
     def frame(self) -> DataFrame:
         """Return the rows as a pandas data frame; a MissingExtraError if pandas is not installed."""
@@ -121,13 +132,17 @@ def read_newcomers(path: Path) -> Mapping[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         check_shape(content, _SHAPE, path.name)
-        scores = dict.fromkeys(score_columns(content["summary"].get("metric", OLD_METRIC)), (float, None))
+        scores = dict.fromkeys(
+            score_columns(content["summary"].get("metric", OLD_METRIC)), (float, None)
+        )
         check_shape(content, {"summary": scores, "newcomers": [scores]}, path.name)
         expected = content.pop("sha256", None)  # which those of earlier versions lack
         if expected not in (None, _sum_of(content)):
             raise ValueError("its SHA-256 is not the one in it")
     except (OSError, ValueError, RecursionError) as error:
-        raise RunError(f"{path} is damaged: {error}; make it again with: fedclade assign {path.parent}") from error
+        raise RunError(
+            f"{path} is damaged: {error}; make it again with: fedclade assign {path.parent}"
+        ) from error
     return content
 
 
@@ -136,13 +151,19 @@ def _write_csv(path: Path, _: Row, rows: Sequence[Row]) -> None:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         for row in rows:
-            lists = {name: " ".join(map(str, value)) for name, value in row.items() if isinstance(value, list)}
+            lists = {
+                name: " ".join(map(str, value))
+                for name, value in row.items()
+                if isinstance(value, list)
+            }
             writer.writerow({**row, **lists})
 
 
 def _write_json(path: Path, summary: Row, rows: Sequence[Row]) -> None:
     content = {"summary": summary, "newcomers": rows}
-    path.write_text(json.dumps({**content, "sha256": _sum_of(content)}, indent=2) + "\n", encoding="utf-8")
+    path.write_text(
+        json.dumps({**content, "sha256": _sum_of(content)}, indent=2) + "\n", encoding="utf-8"
+    )
 
 
 def _sum_of(content: Mapping[str, Any]) -> str:

@@ -81,7 +81,14 @@ _LEFTOVERS = {LOCK, f".{CONFIG}.writing"}
 """Files that may be there before the config of a run is."""
 
 _FILES = (
-    *(CONFIG, _SUMMARY, "events.jsonl", "similarities.npz", "tree/tree.json", "tree/tree.safetensors"),
+    *(
+        CONFIG,
+        _SUMMARY,
+        "events.jsonl",
+        "similarities.npz",
+        "tree/tree.json",
+        "tree/tree.safetensors",
+    ),
     *(f"{name}.parquet" for name in TABLES),
 )
 """The files of a finished run."""
@@ -98,21 +105,23 @@ class Run(Displayed):
     tree
         The clusters and their models.
     metric_rows, cluster_rows, client_rows
-        One row for each round; for each round and cluster; for each evaluation and client. As pandas data frames they
-        are :attr:`metrics`, :attr:`clusters` and :attr:`clients`.
+        One row for each round; for each round and cluster; for each evaluation and client. As
+        pandas data frames they are :attr:`metrics`, :attr:`clusters` and :attr:`clients`.
     events
         Splits and the like, in order.
     similarities
         The latest of every cluster that had more than one answer.
     layout
-        Where the entries of a model belong in the module; None in folders from before this was kept.
+        Where the entries of a model belong in the module; None in folders from before this was
+        kept.
     kept
-        What each client of a simulation keeps for itself: ``personal``, its personal parameters ``[P]``, ``model``, a
-        whole model of its own ``[F]``, and ``mixture``, its weights of the leaves' models ``[K]``.
+        What each client of a simulation keeps for itself: ``personal``, its personal parameters
+        ``[P]``, ``model``, a whole model of its own ``[F]``, and ``mixture``, its weights of the
+        leaves' models ``[K]``.
     is_trusted
-        Whether functions that use the config again, such as :func:`fedclade.assign`, may import what it names by
-        ``module:name``. A run that was made in this process is trusted; one that is loaded is not, unless its origin is
-        said to be.
+        Whether functions that use the config again, such as :func:`fedclade.assign`, may import
+        what it names by ``module:name``. A run that was made in this process is trusted; one that
+        is loaded is not, unless its origin is said to be.
     """
 
     summary: Mapping[str, Any]
@@ -124,7 +133,9 @@ class Run(Displayed):
     events: Sequence[Row]
     similarities: Sequence[SimilarityMatrix] = field(default_factory=tuple[SimilarityMatrix, ...])
     layout: Layout | None = None
-    kept: Mapping[int, Mapping[str, Tensor]] = field(default_factory=dict[int, Mapping[str, Tensor]])
+    kept: Mapping[int, Mapping[str, Tensor]] = field(
+        default_factory=dict[int, Mapping[str, Tensor]]
+    )
     is_trusted: bool = True
 
     def __repr__(self) -> str:
@@ -161,8 +172,9 @@ class Run(Displayed):
     def plot(self) -> Figure:
         """Return the score of every cluster over the rounds as a Plotly figure, with the splits as dotted lines.
 
-        Below it is the separation gap g(α), where the true clusters are known, or else α_cross^max. Its colours are
-        those of a dark page where ``plotly.io.templates.default`` is a dark template.
+        Below it is the separation gap g(α), where the true clusters are known, or else α_cross^max.
+        Its colours are those of a dark page where ``plotly.io.templates.default`` is a dark
+        template.
 
         Raises
         ------
@@ -175,8 +187,9 @@ class Run(Displayed):
         """Raise a RunError if its models are permuted still: clients of a network keep their secret from the server."""
         if "network" in self.config and self.config.get("privacy", {}).get("permute"):
             raise RunError(
-                "the models of this run are permuted by a secret that only its clients have, and nobody else can use "
-                "them; clients are served over the network, where newcomers join too"
+                "the models of this run are permuted by a secret that only its clients have, and "
+                "nobody else can use them; clients are served over the network, where newcomers "
+                "join too"
             )
 
     @property
@@ -198,7 +211,10 @@ class Run(Displayed):
         if self.layout is None or not self.layout.personal:
             return {}
         if "personal" not in self.kept.get(client, {}):
-            raise RunError(f"this run has no personal parameters of client {client}: over a network they stay with it")
+            raise RunError(
+                f"this run has no personal parameters of client {client}: over a network they stay "
+                "with it"
+            )
         return self.layout.unflatten_personal(self.kept[client]["personal"])
 
     @checked()
@@ -210,7 +226,8 @@ class Run(Displayed):
         folder
             Must not exist yet.
         extra
-            Writes further files, such as figures, into the folder that it is given, before the folder appears.
+            Writes further files, such as figures, into the folder that it is given, before the
+            folder appears.
 
         Raises
         ------
@@ -240,7 +257,9 @@ class Run(Displayed):
             beside.mkdir()
             self._write(beside)
             bring_to_disk(beside)
-            for path in sorted(beside.iterdir(), key=lambda path: (path.name == _SUMMARY, path.name == _MANIFEST)):
+            for path in sorted(
+                beside.iterdir(), key=lambda path: (path.name == _SUMMARY, path.name == _MANIFEST)
+            ):
                 take_place(path, folder / path.name)
         except OSError as error:
             raise RunError(f"cannot write the results of the run to {folder}: {error}") from error
@@ -257,18 +276,22 @@ class Run(Displayed):
         folder
             As :meth:`save`, ``fedclade.simulate(folder=...)`` or ``fedclade run`` wrote it.
         trust
-            Whether :func:`fedclade.assign` may import what the folder's config names by ``module:name``, which runs
-            that module. Set it only for a folder whose origin you trust.
+            Whether :func:`fedclade.assign` may import what the folder's config names by
+            ``module:name``, which runs that module. Set it only for a folder whose origin you
+            trust.
 
         Raises
         ------
         RunError
-            If it is not a run folder, unfinished, of a format that this version does not read, or damaged.
+            If it is not a run folder, unfinished, of a format that this version does not read, or
+            damaged.
         """
         source = Path(folder)
         if not is_finished(source):
             if is_unfinished(source):
-                raise RunError(f"the run in {source} is unfinished; continue with: fedclade resume {source}")
+                raise RunError(
+                    f"the run in {source} is unfinished; continue with: fedclade resume {source}"
+                )
             raise RunError(f"{source} is not a run folder: it has no {_SUMMARY}")
         try:
             _check_format(source)
@@ -293,13 +316,19 @@ class Run(Displayed):
                 is_trusted=trust,
             )
         except DAMAGES as error:
-            raise RunError(f"the run folder {source} is damaged: {type(error).__name__}: {error}; {REMEDY}") from error
+            raise RunError(
+                f"the run folder {source} is damaged: {type(error).__name__}: {error}; {REMEDY}"
+            ) from error
 
     def _write(self, folder: Path) -> None:
         write_config(folder / CONFIG, self.config)
         (folder / _SUMMARY).write_text(json.dumps(self.summary, indent=2) + "\n")
-        (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in self.events))
-        for name, rows in zip(TABLES, (self.metric_rows, self.cluster_rows, self.client_rows), strict=True):
+        (folder / "events.jsonl").write_text(
+            "".join(json.dumps(event) + "\n" for event in self.events)
+        )
+        for name, rows in zip(
+            TABLES, (self.metric_rows, self.cluster_rows, self.client_rows), strict=True
+        ):
             scores = [each.name for each in read_metrics(self.summary)] if name == "clients" else ()
             write_rows(folder / f"{name}.parquet", rows, scores)
         write_tree(self.tree, folder / "tree", self.layout, is_private(self.config))
@@ -313,7 +342,9 @@ def _check_format(folder: Path) -> None:
     found = read_json(folder / _SUMMARY, {"format": object})["format"]
     if found not in READABLE:
         known = f"{', '.join(map(str, READABLE[:-1]))} and {READABLE[-1]}"
-        raise RunError(f"{folder} has format {found}, this version of fedclade reads formats {known}")
+        raise RunError(
+            f"{folder} has format {found}, this version of fedclade reads formats {known}"
+        )
     if found < 3 and not (folder / _MANIFEST).exists():
         return
     try:
@@ -327,15 +358,16 @@ def _check_format(folder: Path) -> None:
 def check_free(folder: str | Path, *, take_over: bool = False) -> Path:
     """Return the path of a run folder that is to be made; a RunError if something is there already.
 
-    With ``take_over``, the folder may hold what is left of a run that was killed before its config was written. The
-    lock of the folder decides later whether that run is still alive.
+    With ``take_over``, the folder may hold what is left of a run that was killed before its config
+    was written. The lock of the folder decides later whether that run is still alive.
     """
     target = Path(folder)
     if take_over and target.is_dir() and holds_leftovers(target):
         return target
     if is_unfinished(target):
         raise RunError(
-            f"{target} holds an unfinished run; continue it with: fedclade resume {target}, or name another folder"
+            f"{target} holds an unfinished run; continue it with: fedclade resume {target}, or "
+            "name another folder"
         )
     if target.exists():
         raise RunError(f"{target} exists already; name another folder with --out, or remove it")

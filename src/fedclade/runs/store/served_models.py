@@ -42,14 +42,18 @@ class ClientMixture:
     @property
     def described(self) -> dict[str, Any]:
         """The mixture as a model card has it."""
-        return {"nodes": [node.id for node in self.nodes], "weights": self.weights.tolist(), "task": self.task}
+        return {
+            "nodes": [node.id for node in self.nodes],
+            "weights": self.weights.tolist(),
+            "task": self.task,
+        }
 
 
 def served_node(run: Run, client: int) -> Node:
     """Return the node whose model a client was served with last: not always its leaf's.
 
-    Where validation data choose, it may be one above; and a client that has no cluster yet is served with a cluster's.
-    A client that was not evaluated with the run's models has its leaf's.
+    Where validation data choose, it may be one above; and a client that has no cluster yet is
+    served with a cluster's. A client that was not evaluated with the run's models has its leaf's.
 
     Raises
     ------
@@ -66,7 +70,8 @@ def served_node(run: Run, client: int) -> Node:
 def serves_mixtures(run: Run) -> bool:
     """Return whether clients of a run are served with mixtures of all leaves' models.
 
-    Their weights say so, and where a network has no weights, the method, if it is fedclade's or a package's.
+    Their weights say so, and where a network has no weights, the method, if it is fedclade's or a
+    package's.
     """
     if any("mixture" in kept for kept in run.kept.values()):
         return True
@@ -84,24 +89,28 @@ def client_mixture(run: Run, client: int) -> ClientMixture | None:
     """
     if not serves_mixtures(run):
         return None
-    weights, leaves = run.kept.get(client, {}).get("mixture"), run.tree.leaves
+    weights = run.kept.get(client, {}).get("mixture")
+    leaves = run.tree.leaves
     instead = "export single models with --node"
     if weights is None and "network" in run.config:
         raise RunError(
-            f"client {client} is served with a mixture of all models, and over a network its weights stay with it; "
-            f"{instead}"
+            f"client {client} is served with a mixture of all models, and over a network its "
+            f"weights stay with it; {instead}"
         )
     if weights is None:
         raise RunError(
-            f"client {client} is served with a mixture of all models, and this run has no weights of it: it was "
-            f"neither trained nor evaluated; {instead}"
+            f"client {client} is served with a mixture of all models, and this run has no weights "
+            f"of it: it was neither trained nor evaluated; {instead}"
         )
     if len(weights) != len(leaves):
-        raise RunError(f"the run is damaged: client {client} has {len(weights)} weights of {len(leaves)} models")
+        raise RunError(
+            f"the run is damaged: client {client} has {len(weights)} weights of {len(leaves)} "
+            "models"
+        )
     task = run.summary.get("task") or run.config.get("task", {}).get("name")
     if task not in TASKS:
         raise RunError(
-            "this run folder was written before the kind of its task was kept, and it cannot be known how its models "
-            f"predict together; run its config.toml again, or {instead}"
+            "this run folder was written before the kind of its task was kept, and it cannot be "
+            f"known how its models predict together; run its config.toml again, or {instead}"
         )
     return ClientMixture(leaves, weights, task)

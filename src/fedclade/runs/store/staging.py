@@ -17,8 +17,9 @@ _COMPLETE = "complete"
 def write_together(files: Mapping[Path, Writer], check: Callable[[], None]) -> None:
     """Write new files that lie in one folder, the last of them as a sign that all are there.
 
-    The files are written to a staging folder beside the last one, and moved to their places once all are on the disk.
-    What an earlier call for the same files left when its process was killed is removed first.
+    The files are written to a staging folder beside the last one, and moved to their places once
+    all are on the disk. What an earlier call for the same files left when its process was killed is
+    removed first.
 
     Parameters
     ----------

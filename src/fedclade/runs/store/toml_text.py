@@ -13,8 +13,8 @@ from fedclade.runs.store.contents import without_unset
 def to_toml(config: Mapping[str, Any]) -> str:
     """Return a config as TOML, without what is unset.
 
-    ``tomli_w`` writes it. Without that package each top-level setting is written on one line, with inline tables: it
-    reads less well, but parses to the same config.
+    ``tomli_w`` writes it. Without that package each top-level setting is written on one line, with
+    inline tables: it reads less well, but parses to the same config.
     """
     table = without_unset(config)
     try:

@@ -1,6 +1,7 @@
 """The parameter tree on disk: ``tree.json`` says what there is, ``tree.safetensors`` holds the vectors.
 
-With the layout of its model, which ``tree.json`` has too, a vector becomes the module's parameters again.
+With the layout of its model, which ``tree.json`` has too, a vector becomes the module's parameters
+again.
 """
 
 from __future__ import annotations
@@ -62,9 +63,13 @@ def read_similarities(path: Path, nodes: int) -> tuple[SimilarityMatrix, ...]:
                 check_ids(clients.tolist(), f"the clients of {name}")
                 alpha = _read_array(arrays, name).astype(np.float64)
                 if clients.ndim != 1 or alpha.shape != (len(clients),) * 2 or not len(clients):
-                    raise ValueError(f"{name} should have a row and a column for each client, got {alpha.shape}")
+                    raise ValueError(
+                        f"{name} should have a row and a column for each client, got {alpha.shape}"
+                    )
                 if not 0 <= node < nodes or node in found:
-                    raise ValueError(f"{name} should be the one matrix of a node from 0 to {nodes - 1}")
+                    raise ValueError(
+                        f"{name} should be the one matrix of a node from 0 to {nodes - 1}"
+                    )
                 found[node] = SimilarityMatrix(node, number, tuple(clients.tolist()), alpha)
     return tuple(found.values())
 
@@ -73,10 +78,15 @@ def _read_array(arrays: zipfile.ZipFile, name: str) -> np.ndarray[Any, np.dtype[
     """Read one array of an NPZ file; a few kilobytes that would unpack to gigabytes are refused before."""
     info = arrays.getinfo(name)
     if info.file_size > LARGEST_KEPT**2 * 8 + 4096:
-        raise ValueError(f"{name} should be of at most {LARGEST_KEPT} clients, got {info.file_size:,} bytes")
+        raise ValueError(
+            f"{name} should be of at most {LARGEST_KEPT} clients, got {info.file_size:,} bytes"
+        )
     content = io.BytesIO(arrays.read(info))
     version = np.lib.format.read_magic(content)
-    header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
+    header = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }[version]
     shape, by_columns, dtype = header(content)
     if dtype.kind not in "if" or (by_columns and len(shape) > 1):
         raise ValueError(f"{name} should hold numbers row by row, got {dtype}")
@@ -93,7 +103,11 @@ KEPT = "personal.safetensors"
 def write_kept(path: Path, kept: Mapping[int, Mapping[str, Tensor]], private: bool = False) -> None:
     """Write what clients keep into a new file, if they keep anything."""
     if kept:
-        tensors = {f"{client}/{name}": t.cpu().clone() for client, mine in kept.items() for name, t in mine.items()}
+        tensors = {
+            f"{client}/{name}": t.cpu().clone()
+            for client, mine in kept.items()
+            for name, t in mine.items()
+        }
         write_tensors(path, tensors, private=private)
 
 
@@ -103,19 +117,34 @@ def read_kept(path: Path, layout: Layout | None) -> dict[int, dict[str, Tensor]]
     Weights of mixtures, float64, are as many as there are models.
     """
     kept: dict[int, dict[str, Tensor]] = {}
-    lengths = {} if layout is None else {"personal": layout.personal_size, "model": layout.full.size}
+    lengths = (
+        {} if layout is None else {"personal": layout.personal_size, "model": layout.full.size}
+    )
     for key, tensor in (load_file(path) if path.exists() else {}).items():
         client, _, name = key.partition("/")
         if name == "mixture":
             lengths["mixture"] = len(tensor) if tensor.dim() else 0
         if tensor.shape != (lengths.get(name),) or not tensor.is_floating_point():
-            raise ValueError(f"{key} in {path.name} should be of shape [{lengths.get(name)}], got {list(tensor.shape)}")
+            raise ValueError(
+                f"{key} in {path.name} should be of shape [{lengths.get(name)}], got "
+                f"{list(tensor.shape)}"
+            )
         kept.setdefault(int(client), {})[name] = tensor
     return kept
 
 
 DAMAGES = (
-    *(OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, EOFError, RecursionError, MemoryError),
+    *(
+        OSError,
+        ValueError,
+        KeyError,
+        IndexError,
+        TypeError,
+        AttributeError,
+        EOFError,
+        RecursionError,
+        MemoryError,
+    ),
     *(zipfile.BadZipFile, zlib.error, SafetensorError),
 )
 """What the readers of files raise when they meet something else than what was written."""
@@ -146,16 +175,22 @@ def write_tree(
 ) -> None:
     """Write a tree, and where its vectors' entries belong if that is known, into a new folder.
 
-    Whether the models are ``private``, see :func:`fedclade.core.files.write_tensors`. Of the nodes named in ``members``
-    it says only in which file these are.
+    Whether the models are ``private``, see :func:`fedclade.core.files.write_tensors`. Of the nodes
+    named in ``members`` it says only in which file these are.
     """
     folder.mkdir()
     tensors: dict[str, Tensor] = {}
     for node in tree.nodes:
-        tensors |= {f"{node.id}/{name}": tensor for name in _TENSORS if (tensor := getattr(node, name)) is not None}
+        tensors |= {
+            f"{node.id}/{name}": tensor
+            for name in _TENSORS
+            if (tensor := getattr(node, name)) is not None
+        }
     for name, value in ({} if layout is None else layout.frozen).items():
         tensors[f"{FROZEN}{name}"] = value
-    copies = {name: t.cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
+    copies = {
+        name: t.cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()
+    }
     write_tensors(folder / "tree.safetensors", copies, private=private)
     nodes = [{name: getattr(node, name) for name in _NODE} for node in tree.nodes]
     for node, name in (members or {}).items():
@@ -173,14 +208,18 @@ def read_tree(folder: Path, members: Callable[[str], list[int]] | None = None) -
         described = json.loads((folder / "tree.json").read_text())
         if members is not None:
             for node in described["nodes"]:
-                node["members"] = members(given) if isinstance(given := node["members"], str) else given
+                node["members"] = (
+                    members(given) if isinstance(given := node["members"], str) else given
+                )
         check_shape(described, {"nodes": [_NODE]}, "tree.json")
         tensors = load_file(folder / "tree.safetensors")
         tree = ParameterTree(tuple(_node(node, tensors) for node in described["nodes"]))
         _check_tree(tree)
         return tree
     except DAMAGES as error:
-        raise RunError(f"the parameter tree in {folder} is damaged: {type(error).__name__}: {error}") from error
+        raise RunError(
+            f"the parameter tree in {folder} is damaged: {type(error).__name__}: {error}"
+        ) from error
 
 
 def read_layout(folder: Path) -> Layout | None:
@@ -190,7 +229,9 @@ def read_layout(folder: Path) -> Layout | None:
         check_shape(described, {"layout?": _LAYOUT}, "tree.json")
         return _layout(described["layout"], folder) if "layout" in described else None
     except DAMAGES as error:
-        raise RunError(f"the layout in {folder / 'tree.json'} is damaged: {type(error).__name__}: {error}") from error
+        raise RunError(
+            f"the layout in {folder / 'tree.json'} is damaged: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _node(described: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Node:
@@ -208,16 +249,30 @@ def _check_tree(tree: ParameterTree) -> None:
     for place, node in enumerate(tree.nodes):
         if node.id != place:
             raise ValueError(f"node {place} should be in place {place}, where {node.id} is")
-        if (node.parent is None) != (place == 0) or (node.parent is not None and node.parent >= place):
-            raise ValueError(f"the parent of node {place} should be a node before it, got {node.parent}")
+        if (node.parent is None) != (place == 0) or (
+            node.parent is not None and node.parent >= place
+        ):
+            raise ValueError(
+                f"the parent of node {place} should be a node before it, got {node.parent}"
+            )
         if list(node.members) != sorted(set(node.members)):
             raise ValueError(f"the members of node {place} should be different and in order")
         for name in VECTORS:
             tensor: Tensor | None = getattr(node, name)
-            if tensor is not None and (tensor.dim() != 1 or tensor.shape != size or not tensor.is_floating_point()):
-                raise ValueError(f"{name} of node {place} should be of shape {list(size)}, got {list(tensor.shape)}")
-        if node.cached is not None and (node.cached.dim() != 2 or len(node.cached) != len(node.members)):
-            raise ValueError(f"cached of node {place} should be a row for each member, got {list(node.cached.shape)}")
+            if tensor is not None and (
+                tensor.dim() != 1 or tensor.shape != size or not tensor.is_floating_point()
+            ):
+                raise ValueError(
+                    f"{name} of node {place} should be of shape {list(size)}, got "
+                    f"{list(tensor.shape)}"
+                )
+        if node.cached is not None and (
+            node.cached.dim() != 2 or len(node.cached) != len(node.members)
+        ):
+            raise ValueError(
+                f"cached of node {place} should be a row for each member, got "
+                f"{list(node.cached.shape)}"
+            )
 
 
 def _described(layout: Layout) -> dict[str, Any]:
@@ -232,7 +287,10 @@ def _described(layout: Layout) -> dict[str, Any]:
 
 def _places(layout: Layout) -> dict[str, Any]:
     return {
-        kind: [{"name": s.name, "shape": list(s.shape), "dtype": str(s.dtype).removeprefix("torch.")} for s in slots]
+        kind: [
+            {"name": s.name, "shape": list(s.shape), "dtype": str(s.dtype).removeprefix("torch.")}
+            for s in slots
+        ]
         for kind, slots in (("parameters", layout.parameters), ("buffers", layout.buffers))
     }
 
@@ -249,18 +307,23 @@ def _layout(described: Mapping[str, Any], folder: Path) -> Layout:
     if len(set(names)) < len(names) or not {place for _, place in tied} <= set(names):
         raise ValueError("each tensor should have one place, and tied ones that of another")
     shared = _slots(described)
-    layout = full.without(set(names) - {slot.name for slots in shared for slot in slots} - set(frozen))
+    layout = full.without(
+        set(names) - {slot.name for slots in shared for slot in slots} - set(frozen)
+    )
     if (layout.parameters, layout.buffers) != shared:
         raise ValueError("what is shared should be a part of the full layout")
     return layout
 
 
 def _slots(described: Mapping[str, Any]) -> tuple[tuple[Slot, ...], tuple[Slot, ...]]:
-    start, kinds = 0, dict[str, list[Slot]]()
+    start = 0
+    kinds = dict[str, list[Slot]]()
     for kind in ("parameters", "buffers"):
         kinds[kind] = []
         for each in described[kind]:
-            kinds[kind].append(Slot(each["name"], tuple(each["shape"]), _dtype(each["dtype"]), start))
+            kinds[kind].append(
+                Slot(each["name"], tuple(each["shape"]), _dtype(each["dtype"]), start)
+            )
             start = kinds[kind][-1].stop
     return tuple(kinds["parameters"]), tuple(kinds["buffers"])
 

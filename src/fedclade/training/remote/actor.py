@@ -91,7 +91,8 @@ def _tensor(data: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     if 0 in shape:
         return torch.empty(shape, dtype=dtype)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of memory that cannot be written, and nothing writes to it
+        # of memory that cannot be written, and nothing writes to it
+        warnings.simplefilter("ignore", UserWarning)
         return torch.frombuffer(data, dtype=dtype).view(shape)
 
 
@@ -102,8 +103,8 @@ class Setup:
     Parameters
     ----------
     federation
-        All clients. Its pool lies once on each machine, where the object store does; one that is opened from files may
-        pickle as their path.
+        All clients. Its pool lies once on each machine, where the object store does; one that is
+        opened from files may pickle as their path.
     module, task, personal, private, always_replies
         See :class:`~fedclade.training.SimulatedClients`.
     middleware
@@ -111,7 +112,8 @@ class Setup:
     meter
         Of the traffic that the middleware counts.
     memory
-        Bytes that all actors of a machine together may take; None for a quarter of each machine or GPU.
+        Bytes that all actors of a machine together may take; None for a quarter of each machine or
+        GPU.
     """
 
     federation: Federation
@@ -181,7 +183,8 @@ class Shard:
     def __init__(self, setup: Packed, place: Place, pickler: Any) -> None:
         torch.set_num_threads(place.cores)
         keep_freed_memory()
-        self._place, self._pickler = place, pickler
+        self._place = place
+        self._pickler = pickler
         self._setup: Setup = unpacked(setup)
         # The module is written to, and what the object store holds must not be.
         self._module = copy.deepcopy(self._setup.module)
@@ -204,7 +207,9 @@ class Shard:
     def _answer(self, part: Part, models: Tensor | None) -> Reply:
         if part.shard is not None or self._clients is None:
             self._clients = self._holding(part.shard or frozenset(), part.resolved)
-        clients, meter, query = self._clients, self._setup.meter, part.query
+        clients = self._clients
+        meter = self._setup.meter
+        query = part.query
         clients.store.load(part.kept, self._place.device)
         before = meter.bytes_up, meter.bytes_down
         start = perf_counter()
@@ -226,9 +231,14 @@ class Shard:
         )
 
     def _holding(self, shard: frozenset[int], resolved: str | None) -> SimulatedClients:
-        setup, place = self._setup, self._place
+        setup = self._setup
+        place = self._place
         device = torch.device(place.device)
-        memory = default_memory(device) if setup.memory is None or device.type == "cuda" else setup.memory
+        memory = (
+            default_memory(device)
+            if setup.memory is None or device.type == "cuda"
+            else setup.memory
+        )
         return SimulatedClients(
             setup.federation.shard(shard),
             self._module,
@@ -265,5 +275,6 @@ class _Kept(logging.Handler):
 
     def taken(self) -> Sequence[tuple[int, str]]:
         """Return what was kept, and forget it."""
-        lines, self._lines = self._lines, []
+        lines = self._lines
+        self._lines = []
         return lines

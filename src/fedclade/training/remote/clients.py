@@ -49,7 +49,9 @@ def narrowed(query: Query[Any], places: Sequence[int]) -> tuple[Query[Any], list
     if query.mixture is not None:  # each client needs all models
         rows = list(range(len(query.models)))
     new = {OWN: OWN, **{row: k for k, row in enumerate(rows)}}
-    part = replace(query, ids=ids, assignment=[new[row] for row in of_client], models=query.models[:0])
+    part = replace(
+        query, ids=ids, assignment=[new[row] for row in of_client], models=query.models[:0]
+    )
     if isinstance(part, UpdateQuery):
         held = None if part.data_rounds is None else [part.data_rounds[place] for place in places]
         anchors = None if anchors is None else [new[row] for row in anchors]
@@ -75,7 +77,11 @@ def _evaluation(replies: Sequence[tuple[Sequence[int], Evaluation]]) -> Evaluati
     order = places.argsort()
     ids = tuple(whole.ids[k] for k in order.tolist())
     wins = None if whole.wins is None else whole.wins[order]
-    of_all = {"scores": whole.scores[order], "losses": whole.losses[order], "examples": whole.examples[order]}
+    of_all = {
+        "scores": whole.scores[order],
+        "losses": whole.losses[order],
+        "examples": whole.examples[order],
+    }
     return replace(whole, ids=ids, wins=wins, **of_all)
 
 
@@ -114,7 +120,10 @@ def _sums(query: UpdateQuery, ids: Sequence[int], parts: Sequence[Updates]) -> S
     groups = parts[0].sums.groups.new_zeros(len(query.models), parts[0].sums.groups.shape[1])
     for part in parts:
         assert part.sums is not None
-        theirs = {group: row_of[client] for client, group in zip(part.ids, part.sums.group.tolist(), strict=True)}
+        theirs = {
+            group: row_of[client]
+            for client, group in zip(part.ids, part.sums.group.tolist(), strict=True)
+        }
         for group, row in theirs.items():
             groups[row] += part.sums.groups[group]
     return Sums(groups, torch.tensor([row_of[client] for client in ids], dtype=torch.int64))
@@ -130,11 +139,13 @@ CLEARLY = 1.15
 """Shards are dealt anew if a round then takes less by so much: what speeds vary by from round to round costs less."""
 
 
-def dealt(work: Mapping[int, float], speeds: Sequence[float], homes: Mapping[int, int]) -> dict[int, int]:
+def dealt(
+    work: Mapping[int, float], speeds: Sequence[float], homes: Mapping[int, int]
+) -> dict[int, int]:
     """Return the actor of each client, so that all take about equally long.
 
-    Clients stay where they are, as far as that is no more than the actor's share; the others go, the largest first, to
-    where they would be done first.
+    Clients stay where they are, as far as that is no more than the actor's share; the others go,
+    the largest first, to where they would be done first.
 
     Parameters
     ----------
@@ -143,7 +154,8 @@ def dealt(work: Mapping[int, float], speeds: Sequence[float], homes: Mapping[int
     speeds
         Of each actor, in examples a second; all positive.
     homes
-        The actor of each client so far. Clients in none, or in one that is none of the actors, have to go.
+        The actor of each client so far. Clients in none, or in one that is none of the actors, have
+        to go.
     """
     share = {actor: sum(work.values()) * speed / sum(speeds) for actor, speed in enumerate(speeds)}
     loads = dict.fromkeys(share, 0.0)
@@ -154,13 +166,16 @@ def dealt(work: Mapping[int, float], speeds: Sequence[float], homes: Mapping[int
     stays: dict[int, int] = {}
     for client in largest_first:
         actor = homes.get(client, -1)
-        if actor in loads and loads[actor] - work[client] >= share[actor]:  # without it there still is enough
+        # without it there still is enough
+        if actor in loads and loads[actor] - work[client] >= share[actor]:
             loads[actor] -= work[client]
         elif actor in loads:
             stays[client] = actor
     for client in largest_first:
         if client not in stays:
-            first = min(loads, key=lambda actor: ((loads[actor] + work[client]) / speeds[actor], actor))
+            first = min(
+                loads, key=lambda actor: ((loads[actor] + work[client]) / speeds[actor], actor)
+            )
             loads[first] += work[client]
             stays[client] = first
     return {client: stays[client] for client in work}
@@ -179,7 +194,8 @@ class Speeds:
     """How fast each actor trains, since shards were last dealt."""
 
     actors: int
-    needed: float = ENOUGH_SECONDS  #: seconds of each, twice as many after every time that shards were dealt
+    #: seconds of each, twice as many after every time that shards were dealt
+    needed: float = ENOUGH_SECONDS
     examples: dict[int, float] = field(default_factory=dict[int, float])
     seconds: dict[int, float] = field(default_factory=dict[int, float])
 
@@ -194,7 +210,9 @@ class Speeds:
             return None
         return [self.examples[actor] / self.seconds[actor] for actor in range(self.actors)]
 
-    def rebalanced(self, work: Mapping[int, float], homes: Mapping[int, int]) -> dict[int, int] | None:
+    def rebalanced(
+        self, work: Mapping[int, float], homes: Mapping[int, int]
+    ) -> dict[int, int] | None:
         """Return the actor of each client, if shards dealt anew would be done clearly earlier."""
         if (speeds := self.known()) is None:
             return None
@@ -226,13 +244,15 @@ _Call = tuple[Slot, Any, list[int], int]
 class RayClients(Workers):
     """The clients of a federation, trained by actors, each with a shard of them.
 
-    The cluster is joined at the first query. What clients keep from round to round is kept here, and travels with the
-    queries that need it; so an actor that dies takes nothing along, and its part of the query is repeated by another.
+    The cluster is joined at the first query. What clients keep from round to round is kept here,
+    and travels with the queries that need it; so an actor that dies takes nothing along, and its
+    part of the query is repeated by another.
 
     Parameters
     ----------
     setup
-        What the actors have in common. Its middleware lies between clients and reply in each of them.
+        What the actors have in common. Its middleware lies between clients and reply in each of
+        them.
     actors
         How many there are, and where.
     device
@@ -259,10 +279,12 @@ class RayClients(Workers):
         meter: Meter | None = None,
     ) -> None:
         import_ray()
-        federation, module = setup.federation, setup.module
+        federation = setup.federation
+        module = setup.module
         self._setup, self._meter = setup, meter or Meter()
         kind, _, inside = (resolved or "").partition(", ")
-        self._resolved, self._cuda = inside or None, kind == CUDA
+        self._resolved = inside or None
+        self._cuda = kind == CUDA
         self.layout = Layout.of(module, setup.personal)
         cpu = torch.device("cpu")
         hooked = with_input_hooks(module, self.layout, federation, cpu)
@@ -289,7 +311,11 @@ class RayClients(Workers):
     @property
     def engine_taken(self) -> str | None:
         """What rounding depends on of the actors' engine; None before the first round."""
-        return None if self._resolved is None else f"{CUDA if self._cuda else self.engine}, {self._resolved}"
+        return (
+            None
+            if self._resolved is None
+            else f"{CUDA if self._cuda else self.engine}, {self._resolved}"
+        )
 
     @property
     def smallest_batch(self) -> int:
@@ -339,7 +365,8 @@ class RayClients(Workers):
         cluster = self._pool.begun()
         if not self._homes:
             self._place(dealt(self._work, [1.0] * len(self._pool.slots), {}))
-        ray, replies = cluster.ray, list[tuple[Sequence[int], Any]]()
+        ray = cluster.ray
+        replies = list[tuple[Sequence[int], Any]]()
         models = None
         if isinstance(query, UpdateQuery | EvaluationQuery):
             models = packed(query.models, cluster.pickler)
@@ -353,8 +380,9 @@ class RayClients(Workers):
             except cluster.deaths as error:
                 if died >= DEATHS:
                     raise EngineError(
-                        f"actors have died {died + 1} times with the same part of a query, the last one so: "
-                        f"{how(error)}; if memory ran out, ask for fewer actors, or less --memory"
+                        f"actors have died {died + 1} times with the same part of a query, the "
+                        f"last one so: {how(error)}; if memory ran out, ask for fewer actors, or "
+                        "less --memory"
                     ) from error
                 if slot.actor is actor:
                     self._replace(slot, error)
@@ -368,25 +396,33 @@ class RayClients(Workers):
                 replies.append((places, reply.answer))
         return together(query, replies)
 
-    def _sent(self, query: Query[Any], models: Any, places: Sequence[int], died: int = 0) -> dict[Any, _Call]:
+    def _sent(
+        self, query: Query[Any], models: Any, places: Sequence[int], died: int = 0
+    ) -> dict[Any, _Call]:
         """Put some places of a query, with which so many actors have died, to the actors that hold these clients."""
         of_slot: dict[int, list[int]] = {}
         for place in places:
             of_slot.setdefault(self._homes[query.ids[place]], []).append(place)
         calls: dict[Any, _Call] = {}
         for number, mine in of_slot.items():
-            slot, shard = self._pool.slots[number], self._shards[number]
+            slot = self._pool.slots[number]
+            shard = self._shards[number]
             part, rows = narrowed(query, mine)
             kept = self.store.tensors(part.ids, before=True) if self._needs_kept(query) else {}
             told = None if slot.holds == shard else shard
-            slot.holds, slot.is_warm = shard, slot.is_warm and told is None
-            message = packed(Part(part, rows, kept, told, self._resolved), self._pool.begun().pickler)
+            slot.holds = shard
+            slot.is_warm = slot.is_warm and told is None
+            message = packed(
+                Part(part, rows, kept, told, self._resolved), self._pool.begun().pickler
+            )
             calls[slot.actor.answer.remote(message, models)] = slot, slot.actor, mine, died
         return calls
 
     def _needs_kept(self, query: Query[Any]) -> bool:
         if isinstance(query, EvaluationQuery):
-            return bool(self.layout.personal) or OWN in query.assignment or query.mixture is not None
+            return (
+                bool(self.layout.personal) or OWN in query.assignment or query.mixture is not None
+            )
         if isinstance(query, DataQuery):
             of_models = bool(self.layout.personal) and bool(models_of(query))
             return of_models or bool(query.stores)
@@ -395,14 +431,17 @@ class RayClients(Workers):
     def _note(self, query: Query[Any], slot: Slot, places: Sequence[int], reply: Reply) -> None:
         """Note what a reply tells besides its answer."""
         if isinstance(query, UpdateQuery) and query.kind == "train":
-            if slot.is_warm and slot in self._pool.slots:  # the first time it chooses an engine, and fetches the data
+            # the first time it chooses an engine, and fetches the data
+            if slot.is_warm and slot in self._pool.slots:
                 trained = sum(self._work[query.ids[place]] for place in places)
                 self._speeds.note(self._pool.slots.index(slot), trained, reply.seconds)
             slot.is_warm = True
         self._meter.bytes_up += reply.up
         self._meter.bytes_down += reply.down
-        self._resolved, self._cuda = self._resolved or reply.resolved, reply.cuda
-        self.store.take({key: tensor.clone() for key, tensor in reply.kept.items()})  # not to lie in the object store
+        self._resolved = self._resolved or reply.resolved
+        self._cuda = reply.cuda
+        # not to lie in the object store
+        self.store.take({key: tensor.clone() for key, tensor in reply.kept.items()})
         for level, line in reply.logged:
             if line not in self._logged:  # by another actor
                 _log.log(level, "%s", line)
@@ -420,7 +459,9 @@ class RayClients(Workers):
     def _replace(self, slot: Slot, error: Exception) -> None:
         """Start another actor in place of a dead one; where there is no room for it, deal its clients to the others."""
         if (lost := self._pool.replace(slot, error)) is not None:
-            homes = {client: home - (home > lost) for client, home in self._homes.items() if home != lost}
+            homes = {
+                client: home - (home > lost) for client, home in self._homes.items() if home != lost
+            }
             self._place(dealt(self._work, [1.0] * len(self._pool.slots), homes))
 
 

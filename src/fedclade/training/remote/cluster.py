@@ -36,14 +36,14 @@ class Actors:
     Parameters
     ----------
     count
-        How many. None: one for each GPU; without GPUs, or on the CPU, one for each node, or as many of ``cores`` as
-        there is room for.
+        How many. None: one for each GPU; without GPUs, or on the CPU, one for each node, or as many
+        of ``cores`` as there is room for.
     cores
-        Of each, which are the threads that it trains with. None: all of the smallest node where there is one actor for
-        each node, otherwise 1.
+        Of each, which are the threads that it trains with. None: all of the smallest node where
+        there is one actor for each node, otherwise 1.
     address
-        Of a running Ray cluster, such as ``auto`` or ``10.0.0.1:6379``. None: that in ``RAY_ADDRESS``, or if there is
-        none, this machine by itself.
+        Of a running Ray cluster, such as ``auto`` or ``10.0.0.1:6379``. None: that in
+        ``RAY_ADDRESS``, or if there is none, this machine by itself.
     engine
         What each trains its clients with: one of :data:`~fedclade.training.ENGINES`.
 
@@ -69,7 +69,10 @@ class Actors:
 def actors_from(actors: Actors | int | None, engine: str) -> Actors:
     """Return the actors as given, or so many of them; a ConfigError if the engine has none."""
     if actors is not None and engine != "ray":
-        raise ConfigError(f"actors are those of engine 'ray', and this run has engine {engine!r}; use --engine ray")
+        raise ConfigError(
+            f"actors are those of engine 'ray', and this run has engine {engine!r}; use --engine "
+            "ray"
+        )
     return actors if isinstance(actors, Actors) else Actors(count=actors)
 
 
@@ -93,7 +96,9 @@ class Room:
         """
         gpus = 0 if device == "cpu" or not any(gpu for _, gpu in nodes) else 1
         if device == "cuda" and not gpus:
-            raise ConfigError("device 'cuda' was asked for, but the Ray cluster has no GPU; use --device cpu")
+            raise ConfigError(
+                "device 'cuda' was asked for, but the Ray cluster has no GPU; use --device cpu"
+            )
         smallest = min((cpu for cpu, _ in nodes if cpu), default=1)
         each = actors.cores or (1 if gpus or actors.count else smallest)
         rooms = rooms_of(nodes, each, gpus)
@@ -101,8 +106,8 @@ class Room:
         if count > sum(rooms):
             needed = f"{each} core{'s' * (each > 1)}" + " and a GPU" * gpus
             raise ConfigError(
-                f"{count} actors of {needed} each do not fit on the Ray cluster, which has room for {sum(rooms)}; ask "
-                "for fewer (--actors), or for fewer cores of each"
+                f"{count} actors of {needed} each do not fit on the Ray cluster, which has room "
+                f"for {sum(rooms)}; ask for fewer (--actors), or for fewer cores of each"
             )
         return cls(count, each, gpus, min(count, max(rooms)))
 
@@ -144,7 +149,9 @@ class Cluster:
             bool(torch.backends.cuda.matmul.allow_tf32),
         )
         options = {"num_cpus": self.room.cores, "num_gpus": self.room.gpus, "max_restarts": 0}
-        return self._actor.options(**options, scheduling_strategy="SPREAD").remote(setup, place, self.pickler)
+        return self._actor.options(**options, scheduling_strategy="SPREAD").remote(
+            setup, place, self.pickler
+        )
 
     def are_ready(self, actors: Sequence[Any], seconds: float) -> bool:
         """Wait for actors to start; return whether they did within so many seconds. Raises one of the ``deaths``."""
@@ -166,7 +173,12 @@ class Cluster:
     def deaths(self) -> tuple[type[Exception], ...]:
         """What is raised where an actor or its node has died, and its reply with it."""
         errors = self.ray.exceptions
-        return errors.RayActorError, errors.WorkerCrashedError, errors.NodeDiedError, errors.ObjectLostError
+        return (
+            errors.RayActorError,
+            errors.WorkerCrashedError,
+            errors.NodeDiedError,
+            errors.ObjectLostError,
+        )
 
     def _nodes(self) -> list[tuple[int, int]]:
         """Return the cores and GPUs of each node that is alive."""
@@ -175,7 +187,8 @@ class Cluster:
 
     def _join(self, actors: Actors) -> None:
         address = actors.address or os.environ.get("RAY_ADDRESS") or "local"
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster that is started here reports to nobody
+        # a cluster that is started here reports to nobody
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
         if address == "local":
             fitting = max(cores(), (actors.count or 1) * (actors.cores or 1))
@@ -239,7 +252,9 @@ class ActorPool:
     """The actors, by number; an actor that has died leaves its slot to another, if there is room for one."""
 
     def __init__(self, setup: Setup, actors: Actors, device: str) -> None:
-        self._setup, self._actors, self._device = setup, actors, device
+        self._setup = setup
+        self._actors = actors
+        self._device = device
         self._setup_ref: Any = None
         self.slots: list[Slot] = []
         self._joined: list[Cluster] = []  # one, from the first query on
@@ -266,7 +281,8 @@ class ActorPool:
             message = packed(self._setup, cluster.pickler)
         except (TypeError, AttributeError, ValueError, PicklingError) as error:
             raise ConfigError(
-                f"engine 'ray' cannot send the model, the data or the task to its actors: {error}; use another engine"
+                f"engine 'ray' cannot send the model, the data or the task to its actors: {error}; "
+                "use another engine"
             ) from error
         self._setup_ref = cluster.ray.put(message)
         self.slots += [Slot(cluster.started(self._setup_ref)) for _ in range(cluster.room.count)]
@@ -276,8 +292,8 @@ class ActorPool:
             raise EngineError(f"an actor died before it could begin: {how(error)}") from error
         if not are_ready:
             raise EngineError(
-                f"not all of {len(self.slots)} actors could start within {READY_SECONDS:.0f} s; the cluster's cores "
-                "may be taken: ask for fewer actors"
+                f"not all of {len(self.slots)} actors could start within {READY_SECONDS:.0f} s; "
+                "the cluster's cores may be taken: ask for fewer actors"
             )
         return cluster
 
@@ -287,12 +303,14 @@ class ActorPool:
         Returns
         -------
         int or None
-            The number of the slot, where there is no room for another actor: it is gone, and those behind it move up.
+            The number of the slot, where there is no room for another actor: it is gone, and those
+            behind it move up.
         """
         cluster = self._joined[0]
         cluster.end(slot.actor)
         _log.warning("an actor died, and its part of the round is repeated: %s", how(error))
-        slot.actor, slot.holds = cluster.started(self._setup_ref), None
+        slot.actor = cluster.started(self._setup_ref)
+        slot.holds = None
         end = monotonic() + REPLACED_SECONDS
         while cluster.has_room_for(len(self.slots)) and monotonic() < end:
             try:
@@ -302,9 +320,14 @@ class ActorPool:
                 slot.actor = cluster.started(self._setup_ref)
         cluster.end(slot.actor)
         if len(self.slots) == 1:
-            raise EngineError(f"the only actor has died, and there is no room for another: {how(error)}") from error
+            raise EngineError(
+                f"the only actor has died, and there is no room for another: {how(error)}"
+            ) from error
         lost = self.slots.index(slot)
-        _log.warning("there is no room for another actor; its clients go to the other %d", len(self.slots) - 1)
+        _log.warning(
+            "there is no room for another actor; its clients go to the other %d",
+            len(self.slots) - 1,
+        )
         del self.slots[lost]
         return lost
 

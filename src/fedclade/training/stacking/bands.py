@@ -1,8 +1,9 @@
 """An optimizer of torch's own for the parameters of all clients, which are cut into bands that take the same steps.
 
-Such an optimizer counts its steps for a parameter as a whole, and clients with few batches leave off early. So each
-band of clients has parameters of its own; of equal sizes there is a single one, one large model. All bands are one
-optimizer's, which leaves alone what has no gradient, so that calling it costs little more with many.
+Such an optimizer counts its steps for a parameter as a whole, and clients with few batches leave
+off early. So each band of clients has parameters of its own; of equal sizes there is a single one,
+one large model. All bands are one optimizer's, which leaves alone what has no gradient, so that
+calling it costs little more with many.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ State = Mapping[str, Tensor]
 class Bands:
     """The optimizer of one local training of n clients.
 
-    Clients between two of the edges take the same steps. They begin with ``states``, one for each client, if any.
+    Clients between two of the edges take the same steps. They begin with ``states``, one for each
+    client, if any.
     """
 
     def __init__(
@@ -33,13 +35,15 @@ class Bands:
         edges: Sequence[int],
         states: Sequence[State] = (),
     ) -> None:
-        self._rule, self._parameters = rule, parameters
+        self._rule = rule
+        self._parameters = parameters
         keys = [rule.apart(state) for state in states]
         cuts = {k for k in range(1, len(keys)) if keys[k] != keys[k - 1]}
         self._bands = [*pairwise(sorted({*edges, *cuts}))]
         self._views = [[p.view(start, stop) for start, stop in self._bands] for p in parameters]
         views = [view for views in self._views for view in views]
-        # What is kept has to be as any other engine leaves it, which a step in one kernel on a GPU has not.
+        # What is kept has to be as any other engine leaves it, which a step in one kernel on a GPU
+        # has not.
         fused = not rule.keeps_state or all(view.is_cpu for view in views)
         # By groups, which takes longer, torch asks of each band whether its state is a new one.
         of_bands = [{"params": views} for views in zip(*self._views, strict=True)]
@@ -49,7 +53,10 @@ class Bands:
         for band, (start, stop) in enumerate(self._bands):
             if of_band := states[start:stop]:
                 entries = rule.is_of_entries
-                state = {n: torch.stack([s[n] for s in of_band]) if entries(n) else t for n, t in of_band[0].items()}
+                state = {
+                    n: torch.stack([s[n] for s in of_band]) if entries(n) else t
+                    for n, t in of_band[0].items()
+                }
                 rule.set_state(self._optimizer, self._named(band), state)
 
     def step(self, start: int, stop: int, scales: Tensor | None) -> None:
@@ -71,9 +78,12 @@ class Bands:
             of_band = get_state(self._optimizer, self._named(band)).items()
             entries = self._rule.is_of_entries
             found += [
-                {name: (t[k] if entries(name) else t).clone() for name, t in of_band} for k in range(last - first)
+                {name: (t[k] if entries(name) else t).clone() for name, t in of_band}
+                for k in range(last - first)
             ]
         return found
 
     def _named(self, band: int) -> dict[str, nn.Parameter]:
-        return {p.slot.name: views[band] for p, views in zip(self._parameters, self._views, strict=True)}
+        return {
+            p.slot.name: views[band] for p, views in zip(self._parameters, self._views, strict=True)
+        }

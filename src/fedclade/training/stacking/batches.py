@@ -50,24 +50,34 @@ class Step:
 class Plan:
     """The steps of an epoch, the same in every one; or of as many epochs as a number of steps takes.
 
-    ``kinds`` counts steps that are alike, and clients between two of the ``edges`` take part in the same ones.
+    ``kinds`` counts steps that are alike, and clients between two of the ``edges`` take part in the
+    same ones.
 
-    The clients come with the largest first. So those that still train are always the first ones; a client's last,
-    ragged batch is padded to the width of the others with copies of one of its examples, which are not counted. Where
-    padding would show (BatchNorm, dropout), ragged batches are steps of their own instead, one for each run of clients
-    with one size of them.
+    The clients come with the largest first. So those that still train are always the first ones; a
+    client's last, ragged batch is padded to the width of the others with copies of one of its
+    examples, which are not counted. Where padding would show (BatchNorm, dropout), ragged batches
+    are steps of their own instead, one for each run of clients with one size of them.
     """
 
     @staticmethod
     @lru_cache(maxsize=16)
     def of(
-        sizes: tuple[int, ...], batch_size: int, padding: bool, steps: int | None = None, smallest_batch: int = 1
+        sizes: tuple[int, ...],
+        batch_size: int,
+        padding: bool,
+        steps: int | None = None,
+        smallest_batch: int = 1,
     ) -> Plan:
         """Return the plan of these clients, which is kept: rounds are often alike."""
         return Plan(sizes, batch_size, padding, steps, smallest_batch)
 
     def __init__(
-        self, sizes: Sequence[int], batch_size: int, padding: bool, steps: int | None = None, smallest_batch: int = 1
+        self,
+        sizes: Sequence[int],
+        batch_size: int,
+        padding: bool,
+        steps: int | None = None,
+        smallest_batch: int = 1,
     ) -> None:
         counts = np.asarray(sizes)
         batches = [count_batches(size, batch_size, smallest_batch) for size in sizes]
@@ -89,9 +99,12 @@ class Plan:
             left = np.where(batch == of_epoch[:train] - 1, rest, batch_size)
             edges = [0, train] if padding else [0, *(np.flatnonzero(np.diff(left)) + 1), train]
             for start, stop in pairwise(edges):
-                here, rows = slice(start, stop), left[start:stop]
+                here = slice(start, stop)
+                rows = left[start:stop]
                 width = int(rows.max())
-                first = (begins[here] + epoch[here] * counts[here] + batch[here] * batch_size)[:, None]
+                first = (begins[here] + epoch[here] * counts[here] + batch[here] * batch_size)[
+                    :, None
+                ]
                 column = np.arange(width)[None]
                 is_real = column < rows[:, None]
                 own = None if rows.min() == width else torch.from_numpy(rows)
@@ -138,10 +151,13 @@ SPREAD = 8
 class Batches:
     """The batches of clients, the largest first, in the order of a plan. The pool holds the inputs of one step.
 
-    Without ``reshuffle`` a client's examples are put in order once, and every epoch has the same batches.
+    Without ``reshuffle`` a client's examples are put in order once, and every epoch has the same
+    batches.
     """
 
-    def __init__(self, jobs: Sequence[Job], plan: Plan, pool: BufferPool, *, reshuffle: bool = True) -> None:
+    def __init__(
+        self, jobs: Sequence[Job], plan: Plan, pool: BufferPool, *, reshuffle: bool = True
+    ) -> None:
         self._plan = plan
         self._reshuffle = reshuffle
         self._first_orders: dict[int, Tensor] = {}
@@ -150,8 +166,11 @@ class Batches:
         self._inputs, first_inputs = joined([job.inputs for job in jobs])
         self._targets, first_targets = joined([job.targets for job in jobs])
         self._first_inputs = plan.of_examples(first_inputs)
-        self._first_targets = self._first_inputs if first_targets == first_inputs else plan.of_examples(first_targets)
-        weights = [job.weights for job in jobs if job.weights is not None]  # of all jobs, or of none
+        self._first_targets = (
+            self._first_inputs if first_targets == first_inputs else plan.of_examples(first_targets)
+        )
+        # of all jobs, or of none
+        weights = [job.weights for job in jobs if job.weights is not None]
         self._weights, starts = joined(weights) if weights else (None, [])
         self._first_weights = plan.of_examples(starts) if weights else None
         self._are_labels = not self._targets.is_floating_point()
@@ -171,7 +190,9 @@ class Batches:
             of_rows = self._plan.rows(drawn + self._first_weights).to(self._weights.device)
             weights = self._weights.index_select(0, of_rows).split(rows)
         room = self._pool.room(self._inputs, max(rows), *self._inputs.shape[1:])
-        for step, x, y, w in zip(self._plan.steps, inputs.split(rows), batches, weights, strict=True):
+        for step, x, y, w in zip(
+            self._plan.steps, inputs.split(rows), batches, weights, strict=True
+        ):
             # Step by step, so that what is fetched is still in the cache when it is used.
             yield step, torch.index_select(self._inputs, 0, x, out=room[: step.rows]), y, w
 
@@ -193,8 +214,8 @@ class Batches:
 def joined(tensors: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
     """Return one tensor with the rows of all, and at which of its rows each starts.
 
-    Pieces of one tensor, as ``split`` gives, are not copied, unless they are few and far between: of a million clients
-    side by side a cohort would bring along all that lies between.
+    Pieces of one tensor, as ``split`` gives, are not copied, unless they are few and far between:
+    of a million clients side by side a cohort would bring along all that lies between.
     """
     one = tensors[0]
     lengths = [tensor.shape[0] for tensor in tensors]
@@ -202,7 +223,8 @@ def joined(tensors: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
     row = entries * one.itemsize
     whole = one.untyped_storage()
     addresses = [tensor.data_ptr() for tensor in tensors]
-    begin, end = min(addresses), whole.data_ptr() + whole.nbytes()
+    begin = min(addresses)
+    end = whole.data_ptr() + whole.nbytes()
     pieces = begin >= whole.data_ptr() and all(
         (address - begin) % row == 0 and address + length * row <= end and tensor.is_contiguous()
         for address, length, tensor in zip(addresses, lengths, tensors, strict=True)

@@ -37,9 +37,13 @@ class Product:
     It is made once, and can be called for every step that has its matrices in the same memory.
     """
 
-    def __init__(self, left: Tensor, right: Tensor, out: Tensor, plus: Tensor | None = None) -> None:
+    def __init__(
+        self, left: Tensor, right: Tensor, out: Tensor, plus: Tensor | None = None
+    ) -> None:
         _, m, i = left.shape
-        self._left, self._right, self._out = left, right, out
+        self._left = left
+        self._right = right
+        self._out = out
         self._plus = None if plus is None else plus.unsqueeze(1)
         tiny = m * i * right.shape[2] <= TINY and torch.get_num_threads() <= FEW_THREADS
         numpy = tiny and left.is_cpu and left.dtype in TYPES
@@ -95,9 +99,14 @@ class _Delivered(Function):
 
 class _DeliveredToEach(Function):
     @staticmethod
-    def forward(ctx: Any, value: Tensor, parameter: StackedParameter, by_example: ByExample) -> Tensor:
-        ctx.parameter, ctx.by_example = parameter, by_example
-        return value.unsqueeze(1).expand(len(value), by_example.width, *value.shape[1:]).flatten(0, 1)
+    def forward(
+        ctx: Any, value: Tensor, parameter: StackedParameter, by_example: ByExample
+    ) -> Tensor:
+        ctx.parameter = parameter
+        ctx.by_example = by_example
+        return (
+            value.unsqueeze(1).expand(len(value), by_example.width, *value.shape[1:]).flatten(0, 1)
+        )
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[None, None, None]:
@@ -128,16 +137,20 @@ class _Linear(Function):
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, None, None, None, None]:
         x, value = ctx.saved_tensors
         k, outputs, inputs = value.shape
-        gradient, rows = grads[0].reshape(k, -1, outputs), x.reshape(k, -1, inputs)
+        gradient = grads[0].reshape(k, -1, outputs)
+        rows = x.reshape(k, -1, inputs)
         of_x = None
         if ctx.needs_input_grad[0]:
             of_x = x.new_empty(x.shape)
-            Product(gradient, value.detach(), of_x.view(k, -1, inputs))()  # before the weights change
+            # before the weights change
+            Product(gradient, value.detach(), of_x.view(k, -1, inputs))()
         hand_over(gradient, rows, *ctx.parameters)
         return of_x, None, None, None, None
 
 
-def hand_over(gradient: Tensor, rows: Tensor, weight: StackedParameter, bias: StackedParameter | None) -> None:
+def hand_over(
+    gradient: Tensor, rows: Tensor, weight: StackedParameter, bias: StackedParameter | None
+) -> None:
     """Hand a dense layer its gradients, from that of the outputs, and from the inputs: ``[k, B, ...]``, both."""
     if (by_example := weight.by_example) is not None:
         by_example.add_dense(gradient, rows, weight, bias)
@@ -150,14 +163,19 @@ def hand_over(gradient: Tensor, rows: Tensor, weight: StackedParameter, bias: St
 
 class _Embedding(Function):
     @staticmethod
-    def forward(ctx: Any, tokens: Tensor, weight: Tensor, table: StackedParameter, padding: int | None) -> Tensor:
+    def forward(
+        ctx: Any, tokens: Tensor, weight: Tensor, table: StackedParameter, padding: int | None
+    ) -> Tensor:
         k, words, width = weight.shape
         # A token out of range would silently read the table of the next client.
-        torch.ops.aten._assert_async.msg(((tokens >= 0) & (tokens < words)).all(), "index out of range in self")
+        torch.ops.aten._assert_async.msg(
+            ((tokens >= 0) & (tokens < words)).all(), "index out of range in self"
+        )
         first = torch.arange(k, device=tokens.device).unsqueeze(1) * words
         index = (tokens.reshape(k, -1) + first).flatten()
         ctx.save_for_backward(index, tokens)
-        ctx.table, ctx.padding = table, padding
+        ctx.table = table
+        ctx.padding = padding
         out = weight.new_empty((*tokens.shape, width))
         torch.index_select(weight.view(k * words, width), 0, index, out=out.view(-1, width))
         return out
@@ -168,7 +186,8 @@ class _Embedding(Function):
         grad = grads[0].reshape(len(index), -1)
         if ctx.padding is not None:
             grad = grad.masked_fill((tokens == ctx.padding).view(-1, 1), 0)
-        # First the sum of each word's gradients: added to the table one by one, each would be rounded as the table is.
+        # First the sum of each word's gradients: added to the table one by one, each would be
+        # rounded as the table is.
         words, place = index.unique(return_inverse=True)
         sums = grad.new_zeros(len(words), grad.shape[1]).index_add_(0, place, grad)
         target, beta, alpha = ctx.table.receive()

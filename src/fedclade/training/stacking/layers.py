@@ -59,7 +59,8 @@ class StackedEmbedding(Stacked):
         for option in ("max_norm", "scale_grad_by_freq", "sparse"):
             if getattr(layer, option):
                 raise Refused(option)
-        self._weight, self._padding = cast(StackedParameter, find(layer.weight)), layer.padding_idx
+        self._weight = cast(StackedParameter, find(layer.weight))
+        self._padding = layer.padding_idx
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return ``[k·B, ..., width]``."""
@@ -76,19 +77,26 @@ class StackedConv(Stacked):
         if layer.padding_mode != "zeros":
             raise Refused(f"padding_mode {layer.padding_mode!r}")
         self._weight, self._bias = cast(StackedParameter, find(layer.weight)), find(layer.bias)
-        options: dict[str, Any] = {"stride": layer.stride, "padding": layer.padding, "dilation": layer.dilation}
+        options: dict[str, Any] = {
+            "stride": layer.stride,
+            "padding": layer.padding,
+            "dilation": layer.dilation,
+        }
         if layer.transposed:
             options["output_padding"] = layer.output_padding
         kind = "conv_transpose" if layer.transposed else "conv"
         self._convolve = getattr(functional, f"{kind}{layer.weight.dim() - 2}d")
-        self._options, self._groups = options, layer.groups
+        self._options = options
+        self._groups = layer.groups
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``[k·B, outputs, ...]``."""
         weight = delivered(self._weight)
         bias = None if self._bias is None else delivered(self._bias).flatten()
         k = len(weight)
-        y = self._convolve(beside(x, k), weight.flatten(0, 1), bias, groups=k * self._groups, **self._options)
+        y = self._convolve(
+            beside(x, k), weight.flatten(0, 1), bias, groups=k * self._groups, **self._options
+        )
         return folded(y, k)
 
 
@@ -104,17 +112,26 @@ class StackedBatchNorm(Stacked):
         self._weight, self._bias = find(layer.weight), find(layer.bias)
         self._mean, self._var = find(layer.running_mean), find(layer.running_var)
         self._count = find(layer.num_batches_tracked)
-        self._momentum, self._eps, self._active = layer.momentum, layer.eps, active
+        self._momentum = layer.momentum
+        self._eps = layer.eps
+        self._active = active
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x, normalized."""
         if self.training and self._count is not None:
             self._count.state.add_(1)
         mean, var = (None if p is None else p.state.reshape(-1) for p in (self._mean, self._var))
-        weight, bias = (None if p is None else delivered(p).flatten() for p in (self._weight, self._bias))
+        weight, bias = (
+            None if p is None else delivered(p).flatten() for p in (self._weight, self._bias)
+        )
         k = self._active.count
         own = self.training or mean is None
-        return folded(functional.batch_norm(beside(x, k), mean, var, weight, bias, own, self._momentum, self._eps), k)
+        return folded(
+            functional.batch_norm(
+                beside(x, k), mean, var, weight, bias, own, self._momentum, self._eps
+            ),
+            k,
+        )
 
 
 class StackedLayerNorm(Stacked):
@@ -132,9 +149,11 @@ class StackedLayerNorm(Stacked):
     def forward(self, x: Tensor) -> Tensor:
         """Return x, normalized."""
         if self._layer_shape is None:
-            y, behind = functional.group_norm(x, self._groups, eps=self._eps), x.dim() - 2
+            y = functional.group_norm(x, self._groups, eps=self._eps)
+            behind = x.dim() - 2
         else:
-            y, behind = functional.layer_norm(x, self._layer_shape, eps=self._eps), 0
+            y = functional.layer_norm(x, self._layer_shape, eps=self._eps)
+            behind = 0
         if self._weight is None:
             return y
         weight = delivered(self._weight)
@@ -146,7 +165,9 @@ class StackedLayerNorm(Stacked):
 
         if self._bias is None:
             return (rows * broadcast(weight)).view(x.shape)
-        return torch.addcmul(broadcast(delivered(self._bias)), rows, broadcast(weight)).view(x.shape)
+        return torch.addcmul(broadcast(delivered(self._bias)), rows, broadcast(weight)).view(
+            x.shape
+        )
 
 
 class StackedDropout(Stacked):
@@ -156,14 +177,17 @@ class StackedDropout(Stacked):
 
     def __init__(self, layer: nn.Dropout, find: Find, active: Active) -> None:
         super().__init__()
-        self._p, self._active = layer.p, active
+        self._p = layer.p
+        self._active = active
         self.padding_shows = layer.p > 0
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x with some entries dropped."""
         if not self.training or self._p == 0:
             return x
-        return self._active.dropout(x.reshape(self._active.count, -1, *x.shape[1:]), self._p).view(x.shape)
+        return self._active.dropout(x.reshape(self._active.count, -1, *x.shape[1:]), self._p).view(
+            x.shape
+        )
 
 
 def beside(x: Tensor, k: int) -> Tensor:
@@ -199,8 +223,13 @@ class StackedAttention(Stacked):
         apart = (layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight)
         self._packed, self._apart = find(layer.in_proj_weight), [find(weight) for weight in apart]
         self._bias = find(layer.in_proj_bias)
-        self._out, self._out_bias = cast(StackedParameter, find(layer.out_proj.weight)), find(layer.out_proj.bias)
-        self._heads, self._p, self._active = layer.num_heads, layer.dropout, active
+        self._out, self._out_bias = (
+            cast(StackedParameter, find(layer.out_proj.weight)),
+            find(layer.out_proj.bias),
+        )
+        self._heads = layer.num_heads
+        self._p = layer.dropout
+        self._active = active
         self.padding_shows = layer.dropout > 0
 
     def forward(
@@ -216,8 +245,13 @@ class StackedAttention(Stacked):
     ) -> tuple[Tensor, Tensor | None]:
         """Return what is attended to ``[k·B, L, width]``, and on request the weights ``[k·B, (heads,) L, S]``."""
         if query.dim() != 3:
-            raise ValueError(f"attention takes [batch, length, width], got shape {tuple(query.shape)}")
-        q, k, v = (x.unflatten(-1, (self._heads, -1)).transpose(1, 2) for x in self._projected(query, key, value))
+            raise ValueError(
+                f"attention takes [batch, length, width], got shape {tuple(query.shape)}"
+            )
+        q, k, v = (
+            x.unflatten(-1, (self._heads, -1)).transpose(1, 2)
+            for x in self._projected(query, key, value)
+        )
         mask = _merged(key_padding_mask, attn_mask, q)
         weights = None
         if need_weights or (self._p and self.training):
@@ -250,29 +284,36 @@ class StackedAttention(Stacked):
 def _affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Apply each client's weight ``[k, outputs, inputs]`` and bias ``[k, outputs]`` to its rows of x ``[k·B, ...]``."""
     rows = x.reshape(len(weight), -1, x.shape[-1])
-    y = torch.bmm(rows, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, weight.mT)
+    y = (
+        torch.bmm(rows, weight.mT)
+        if bias is None
+        else torch.baddbmm(bias.unsqueeze(1), rows, weight.mT)
+    )
     return y.view(*x.shape[:-1], -1)
 
 
 def _merged(padding: Tensor | None, attention: Tensor | None, q: Tensor) -> Tensor | None:
     """Return what both masks add to the scores of the queries ``[k·B, heads, L, ...]``, or None.
 
-    The mask of padding is that of the keys, ``[k·B, S]``; the other is ``[L, S]`` for all examples, or ``[k·B·heads, L,
-    S]``. Both are true where nothing is to be attended to, or numbers to add.
+    The mask of padding is that of the keys, ``[k·B, S]``; the other is ``[L, S]`` for all examples,
+    or ``[k·B·heads, L, S]``. Both are true where nothing is to be attended to, or numbers to add.
     """
     parts: list[Tensor] = []
     if padding is not None:
         parts.append(padding[:, None, None])
     if attention is not None:
         parts.append(attention if attention.dim() == 2 else attention.view(*q.shape[:3], -1))
-    added = [q.new_zeros(()).masked_fill(p, -torch.inf) if p.dtype == torch.bool else p for p in parts]
+    added = [
+        q.new_zeros(()).masked_fill(p, -torch.inf) if p.dtype == torch.bool else p for p in parts
+    ]
     return sum(added[1:], start=added[0]) if added else None
 
 
 def _weights(q: Tensor, k: Tensor, mask: Tensor | None, dead_are_nan: bool) -> Tensor:
     """Return the weights ``[k·B, heads, L, S]`` of queries and keys ``[k·B, heads, ..., head width]``.
 
-    Where a query may look at no key at all, they are NaN or 0: torch has both, as weights are asked for or not.
+    Where a query may look at no key at all, they are NaN or 0: torch has both, as weights are asked
+    for or not.
     """
     scores = q * q.shape[-1] ** -0.5 @ k.mT
     if mask is None:
@@ -306,9 +347,12 @@ class StackedRecurrent(Stacked):
             raise Refused("proj_size")
         kinds = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
         self._layers = [
-            [find(getattr(layer, f"{kind}_l{depth}", None)) for kind in kinds] for depth in range(layer.num_layers)
+            [find(getattr(layer, f"{kind}_l{depth}", None)) for kind in kinds]
+            for depth in range(layer.num_layers)
         ]
-        self._hidden, self._batch_first, self._dropout = layer.hidden_size, layer.batch_first, layer.dropout
+        self._hidden = layer.hidden_size
+        self._batch_first = layer.batch_first
+        self._dropout = layer.dropout
         self._active = active
         self.padding_shows = layer.dropout > 0
 
@@ -318,16 +362,20 @@ class StackedRecurrent(Stacked):
         ``first`` are the states before time 0, ``[layers, k·B, hidden]``; None for zeros.
         """
         x = x if self._batch_first else x.transpose(0, 1)
-        k, ends = self._active.count, list[States]()
+        k = self._active.count
+        ends = list[States]()
         for depth, (weight, recurrent, bias, recurrent_bias) in enumerate(self._layers):
             if depth and self._dropout and self.training:
-                by_time = x.view(k, -1, *x.shape[1:]).transpose(1, 2)  # the order in which torch draws
+                # the order in which torch draws
+                by_time = x.view(k, -1, *x.shape[1:]).transpose(1, 2)
                 x = self._active.dropout(by_time, self._dropout).transpose(1, 2).reshape(x.shape)
             gates = linear(x, cast(StackedParameter, weight), bias)
             turned = delivered(cast(StackedParameter, recurrent)).mT
             shift = 0 if recurrent_bias is None else delivered(recurrent_bias).unsqueeze(1)
             states = tuple(
-                x.new_zeros(k, len(x) // k, self._hidden) if each is None else each[depth].reshape(k, -1, self._hidden)
+                x.new_zeros(k, len(x) // k, self._hidden)
+                if each is None
+                else each[depth].reshape(k, -1, self._hidden)
                 for each in first
             )
             outputs: list[Tensor] = []
@@ -347,7 +395,9 @@ class StackedRecurrent(Stacked):
 class StackedLSTM(StackedRecurrent):
     """LSTM."""
 
-    def forward(self, x: Tensor, states: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def forward(
+        self, x: Tensor, states: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return the states of the last layer, and the last (h, c) ``[layers, k·B, hidden]``."""
         y, last = self._run(x, list(states or (None, None)))
         return y, tuple(last)
@@ -369,7 +419,9 @@ class StackedGRU(StackedRecurrent):
         return y, last
 
     def _cell(self, of_input: Tensor, of_state: Tensor, states: States) -> States:
-        (x_rz, x_n), (y_rz, y_n) = (each.tensor_split([2 * self._hidden], -1) for each in (of_input, of_state))
+        (x_rz, x_n), (y_rz, y_n) = (
+            each.tensor_split([2 * self._hidden], -1) for each in (of_input, of_state)
+        )
         r, z = (x_rz + y_rz).sigmoid().split(self._hidden, -1)
         n = torch.addcmul(x_n, r, y_n).tanh()
         return (torch.addcmul(n, z, states[0] - n),)

@@ -22,13 +22,14 @@ REGISTER = 16
 class Losses:
     """The loss of a task, summed over the clients' means, so that each client's gradient is its own.
 
-    The gradient of cross-entropy with respect to the logits, softmax less one at the target, is formed here: autograd's
-    way to it takes longer, which shows in the step of a small model. ``all_count`` says that no target is
-    :data:`~fedclade.core.IGNORED`, padding aside.
+    The gradient of cross-entropy with respect to the logits, softmax less one at the target, is
+    formed here: autograd's way to it takes longer, which shows in the step of a small model.
+    ``all_count`` says that no target is :data:`~fedclade.core.IGNORED`, padding aside.
     """
 
     def __init__(self, plan: Plan, task: FittedTask, all_count: bool) -> None:
-        self._plan, self._task = plan, task
+        self._plan = plan
+        self._task = task
         self._all_count = all_count
         self._noted: list[Tensor] = []  # of the rows of each step
         self._scoring: _ByRow | None = None
@@ -38,13 +39,16 @@ class Losses:
     ) -> tuple[Tensor, Tensor]:
         """Return the losses of a step, for :meth:`note`, and the gradient of the logits, until the next step.
 
-        Logits are ``[k·B, ..., outputs]``, targets ``[k·B, ...]`` and the weights of the examples ``[k·B]``.
+        Logits are ``[k·B, ..., outputs]``, targets ``[k·B, ...]`` and the weights of the examples
+        ``[k·B]``.
         """
         if not self._task.is_plain:
             return self._of_any(step, logits, targets, of_examples)
         scoring = self._scoring
         if scoring is None or not scoring.holds(logits):
-            scoring = self._scoring = (_ByRow if logits.shape[-1] >= REGISTER or logits.is_cuda else _ByColumn)(logits)
+            scoring = self._scoring = (
+                _ByRow if logits.shape[-1] >= REGISTER or logits.is_cuda else _ByColumn
+            )(logits)
         flat = targets.flatten()
         each = flat.shape[0] // step.rows
         if self._all_count and step.own is None:
@@ -76,7 +80,9 @@ class Losses:
         if of_examples is not None:
             weights = weights * of_examples.view_as(weights)
         with torch.enable_grad():
-            losses = self._task.losses(outputs, targets).view(step.clients, -1) * weights.to(outputs)
+            losses = self._task.losses(outputs, targets).view(step.clients, -1) * weights.to(
+                outputs
+            )
             (gradient,) = torch.autograd.grad(losses.sum(), outputs)
         own = step.width if step.own is None else step.own.to(outputs.device).unsqueeze(1)
         return (losses.detach() * own).flatten(), gradient
@@ -105,7 +111,9 @@ class _ByRow:
         """Return the loss of each row ``[R]``, and the gradient of ``weight`` times it with respect to the rows."""
         scores = self._rows.log_softmax(1)
         losses = functional.nll_loss(scores, targets, reduction="none")
-        return losses, scores.exp_().scatter_(1, targets.unsqueeze(1), -1, reduce="add").mul_(weight)
+        return losses, scores.exp_().scatter_(1, targets.unsqueeze(1), -1, reduce="add").mul_(
+            weight
+        )
 
 
 class _ByColumn(_ByRow):
@@ -117,15 +125,20 @@ class _ByColumn(_ByRow):
     def __init__(self, logits: Tensor) -> None:
         super().__init__(logits)
         self._columns = self._rows.t().contiguous()
-        self._scores, self._of_scores, self._gradient = (torch.empty_like(self._columns) for _ in range(3))
+        self._scores, self._of_scores, self._gradient = (
+            torch.empty_like(self._columns) for _ in range(3)
+        )
         self._turned = self._rows.t(), self._scores.t(), self._gradient.t()
 
     def of(self, targets: Tensor, weight: float) -> tuple[Tensor, Tensor]:
         """Return the same."""
-        columns, (logits, scores, gradient) = self._columns, self._turned
+        columns = self._columns
+        (logits, scores, gradient) = self._turned
         torch.log_softmax(columns.copy_(logits), 0, out=self._scores)
         losses = functional.nll_loss(scores, targets, reduction="none")
-        torch.index_select(_identity(len(columns), -weight, columns.dtype), 1, targets, out=self._of_scores)
+        torch.index_select(
+            _identity(len(columns), -weight, columns.dtype), 1, targets, out=self._of_scores
+        )
         log_softmax_backward(self._of_scores, self._scores, 0, columns.dtype, out=self._gradient)
         return losses, gradient
 

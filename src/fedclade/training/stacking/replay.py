@@ -1,7 +1,8 @@
 """Steps on a GPU, recorded once as a CUDA graph and then launched as one.
 
-A step of a small model is dozens of kernels that take the GPU less time than it takes the CPU to launch them. It is
-tried, and measured, before it is used; ``benchmarks/gpu.sh`` measures what it gains, which has not been done yet.
+A step of a small model is dozens of kernels that take the GPU less time than it takes the CPU to
+launch them. It is tried, and measured, before it is used; ``benchmarks/gpu.sh`` measures what it
+gains, which has not been done yet.
 """
 
 from __future__ import annotations
@@ -44,9 +45,10 @@ class _Recording(NamedTuple):
 class Replay:
     """Recordings of steps, kept from round to round.
 
-    A recording holds addresses and numbers, not tensors. So it stands for a step only where parameters, gradients,
-    momentum, anchors and inputs lie where they lay, and clients, width and optimizer are the same. It is made when a
-    round has a step that an earlier one had, too: where, say, the step size falls in every round, none is.
+    A recording holds addresses and numbers, not tensors. So it stands for a step only where
+    parameters, gradients, momentum, anchors and inputs lie where they lay, and clients, width and
+    optimizer are the same. It is made when a round has a step that an earlier one had, too: where,
+    say, the step size falls in every round, none is.
     """
 
     def __init__(self, record: Record | None = None) -> None:
@@ -70,7 +72,8 @@ class Replay:
                 losses = run(step, x, y)
                 addresses = stacked.addresses()
                 return losses
-            if step.kind not in kinds or step.own is not None:  # the weights of a ragged batch come from the CPU
+            # the weights of a ragged batch come from the CPU
+            if step.kind not in kinds or step.own is not None:
                 return run(step, x, y)
             key = (addresses, fixed, step.kind, x.data_ptr(), x.shape, x.dtype, y.shape)
             if key not in self._recordings and self._first_met(key) == self._rounds:

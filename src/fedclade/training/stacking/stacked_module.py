@@ -16,15 +16,29 @@ from fedclade.training.memory import hot_bytes
 from fedclade.training.optimizer import LocalOptimizer
 from fedclade.training.stacking import layers
 from fedclade.training.stacking.bands import Bands
-from fedclade.training.stacking.layers import Find, Refused, Stacked, StackedAttention, StackedGRU, StackedLSTM
-from fedclade.training.stacking.stacked_parameter import Active, BufferPool, ByExample, StackedParameter
+from fedclade.training.stacking.layers import (
+    Find,
+    Refused,
+    Stacked,
+    StackedAttention,
+    StackedGRU,
+    StackedLSTM,
+)
+from fedclade.training.stacking.stacked_parameter import (
+    Active,
+    BufferPool,
+    ByExample,
+    StackedParameter,
+)
 from fedclade.training.stacking.tape import NotOnTape, Tape
 
 LAYERS: Mapping[type[nn.Module], Callable[[Any, Find, Active], Stacked]] = {
     nn.Linear: layers.StackedLinear,
     nn.Embedding: layers.StackedEmbedding,
     **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), layers.StackedConv),
-    **dict.fromkeys((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), layers.StackedConv),
+    **dict.fromkeys(
+        (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), layers.StackedConv
+    ),
     nn.LSTM: StackedLSTM,
     nn.GRU: StackedGRU,
     nn.BatchNorm1d: layers.StackedBatchNorm,
@@ -51,13 +65,14 @@ class CannotStack(CannotTrainTogether):
 class StackedModule:
     """A module for all clients, and the memory of their parameters; the module that is given stays as it is.
 
-    What is frozen is there once, in the module's own memory: a layer that is frozen as a whole is the plain one, on the
-    rows of all clients.
+    What is frozen is there once, in the module's own memory: a layer that is frozen as a whole is
+    the plain one, on the rows of all clients.
 
     Raises
     ------
     CannotStack
-        If a layer has parameters, but is not one of :data:`LAYERS` or has an option that is not stacked.
+        If a layer has parameters, but is not one of :data:`LAYERS` or has an option that is not
+        stacked.
     """
 
     def __init__(self, module: nn.Module, layout: Layout) -> None:
@@ -65,7 +80,9 @@ class StackedModule:
         self.active = Active()
         try:
             tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-            copied = copy.deepcopy(module, {id(tensors[name]): tensors[name] for name in layout.frozen})
+            copied = copy.deepcopy(
+                module, {id(tensors[name]): tensors[name] for name in layout.frozen}
+            )
         except Exception as error:  # whatever a user's module holds
             raise CannotStack.of("", module, f"cannot be copied: {error}") from error
         swap = _Swap(copied, layout, self.active)
@@ -78,7 +95,9 @@ class StackedModule:
         self._shared = [slot for slot in layout.buffers if slot.name not in owned]
         inside = dict(self.module.named_buffers())
         self._unsent = [name for name in layout.frozen if name in layout.unsent and name in inside]
-        self.padding_shows = any(isinstance(layer, Stacked) and layer.padding_shows for layer in self.module.modules())
+        self.padding_shows = any(
+            isinstance(layer, Stacked) and layer.padding_shows for layer in self.module.modules()
+        )
         self.hot_bytes = hot_bytes(module, layout)
         self._pool, self._clients, self._device = BufferPool(), 0, torch.device("cpu")
         self._optimizer = LocalOptimizer(0.0)
@@ -107,10 +126,14 @@ class StackedModule:
         for slot in self._shared:
             values = _of_clients(models, rows, slot)
             if not torch.equal(values, values[:1].expand_as(values)):
-                raise CannotStack.of(slot.name, self.module, "is a buffer that differs between the models")
+                raise CannotStack.of(
+                    slot.name, self.module, "is a buffer that differs between the models"
+                )
             self.module.get_buffer(slot.name).copy_(_rounded(values[0], slot).view(slot.shape))
         for p in self._moving:
-            p.everyone.copy_(_rounded(_of_clients(models, rows, p.slot), p.slot).view(p.everyone.shape))
+            p.everyone.copy_(
+                _rounded(_of_clients(models, rows, p.slot), p.slot).view(p.everyone.shape)
+            )
 
     def begin(
         self,
@@ -124,10 +147,11 @@ class StackedModule:
     ) -> None:
         """Start local training of the models that are loaded.
 
-        The seeds are the clients' own, for dropout; anchors ``[n, S]`` are what the proximal term pulls each client
-        towards, if there is such a term; clients between two of the edges take the same steps; parameters of ``fixed``
-        names stay as they are; and states are those of the clients' optimizers, if they are kept. With ``by_example``
-        the gradients of single examples are gathered there.
+        The seeds are the clients' own, for dropout; anchors ``[n, S]`` are what the proximal term
+        pulls each client towards, if there is such a term; clients between two of the edges take
+        the same steps; parameters of ``fixed`` names stay as they are; and states are those of the
+        clients' optimizers, if they are kept. With ``by_example`` the gradients of single examples
+        are gathered there.
 
         Raises
         ------
@@ -150,7 +174,9 @@ class StackedModule:
     def _check_by_example(self) -> None:
         for name, layer in self.module.named_modules():
             if isinstance(layer, Stacked) and not layer.by_example:
-                raise CannotStack.of(name, layer, "has no stacked form that tells the gradients of examples apart")
+                raise CannotStack.of(
+                    name, layer, "has no stacked form that tells the gradients of examples apart"
+                )
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits for the inputs ``[k·B, ...]`` of the clients that train."""
@@ -176,7 +202,9 @@ class StackedModule:
 
     def step(self) -> None:
         """Finish a step of the optimizer."""
-        scales = self._optimizer.scales([g for p in self._trained if (g := p.complete()) is not None])
+        scales = self._optimizer.scales(
+            [g for p in self._trained if (g := p.complete()) is not None]
+        )
         if self._bands is not None:
             self._bands.step(self.active.start, self.active.stop, scales)
             return
@@ -194,29 +222,35 @@ class StackedModule:
     def bind(self, start: int, stop: int) -> None:
         """Let the clients ``start`` to ``stop`` be those that train."""
         if (start, stop) != (self.active.start, self.active.stop):
-            self.active.start, self.active.stop = start, stop
+            self.active.start = start
+            self.active.stop = stop
             for p in self._parameters:
                 p.bind(start, stop)
             if self._tape is not None:
                 self._tape.forget()
 
-    def updates(self, models: Tensor, rows: Sequence[int], out: Tensor, places: Sequence[int]) -> None:
+    def updates(
+        self, models: Tensor, rows: Sequence[int], out: Tensor, places: Sequence[int]
+    ) -> None:
         """Write how far each client is from its model into its place, a row of ``[N, S]``.
 
         Raises
         ------
         CannotStack
-            If training has changed a buffer that stays outside the stacked layers: all clients have had a share in it,
-            or in one that every client starts from as it is.
+            If training has changed a buffer that stays outside the stacked layers: all clients have
+            had a share in it, or in one that every client starts from as it is.
         """
         n = len(rows)
         side_by_side = list(places) == list(range(places[0], places[0] + n))
-        updates = out[places[0] : places[0] + n] if side_by_side else out.new_empty(n, self.layout.size)
+        updates = (
+            out[places[0] : places[0] + n] if side_by_side else out.new_empty(n, self.layout.size)
+        )
         for p in self._moving:
             update = updates[:, p.slot.start : p.slot.stop]
             torch.sub(p.everyone.view(n, -1), _of_clients(models, rows, p.slot), out=update)
         for slot in self._shared:
-            before, buffer = _of_clients(models, rows, slot), self.module.get_buffer(slot.name)
+            before = _of_clients(models, rows, slot)
+            buffer = self.module.get_buffer(slot.name)
             if not torch.equal(buffer, _rounded(before[0], slot).view(slot.shape).to(buffer.dtype)):
                 raise CannotStack.of(slot.name, self.module, "is a buffer that training changes")
             updates[:, slot.start : slot.stop] = buffer.flatten() - before
@@ -245,12 +279,16 @@ class _Swap:
         self.parameters: dict[int, StackedParameter] = {}
         self._active = active
         tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-        frozen = (Slot(name, tuple(p.shape), p.dtype, 0) for name, p in layout.frozen.items())  # of no vector
-        self._slots = {id(tensors[s.name]): s for s in (*layout.parameters, *layout.buffers, *frozen)}
+        # of no vector
+        frozen = (Slot(name, tuple(p.shape), p.dtype, 0) for name, p in layout.frozen.items())
+        self._slots = {
+            id(tensors[s.name]): s for s in (*layout.parameters, *layout.buffers, *frozen)
+        }
         self._frozen = {id(tensors[name]) for name in layout.frozen}
         self._resting = set(layout.resting)
         done: dict[nn.Module, nn.Module] = {}
-        inside: list[str] = []  # how names begin of what stacked layers have taken over: attention its projection
+        # how names begin of what stacked layers have taken over: attention its projection
+        inside: list[str] = []
         for name, layer in [*module.named_modules(remove_duplicate=False)]:
             if type(layer) in LAYERS and not self._is_common(name, layer):
                 done[layer] = done.get(layer) or self._stacked(name, layer)
@@ -267,7 +305,9 @@ class _Swap:
         tensors = [*layer.parameters(), *(b for b in layer.buffers() if id(b) in self._slots)]
         if not tensors or not self._frozen.issuperset(map(id, tensors)):
             return False
-        own_statistics = isinstance(layer, nn.modules.batchnorm._NormBase) and layer.running_mean is None  # pyright: ignore[reportPrivateUsage]
+        own_statistics = (
+            isinstance(layer, nn.modules.batchnorm._NormBase) and layer.running_mean is None
+        )  # pyright: ignore[reportPrivateUsage]
         draws = bool(getattr(layer, "dropout", 0)) and name not in self._resting
         return not own_statistics and not draws and getattr(layer, "max_norm", None) is None
 
@@ -275,25 +315,38 @@ class _Swap:
         """Look for tensors that only this layer has: even one with a stacked form may have been given more of them."""
         own = dict[str, Tensor](layer.named_parameters(recurse=False))
         if stacked:  # other layers' buffers stay with them
-            own |= {buffer: b for buffer, b in layer.named_buffers(recurse=False) if id(b) in self._slots}
+            own |= {
+                buffer: b
+                for buffer, b in layer.named_buffers(recurse=False)
+                if id(b) in self._slots
+            }
         for tensor, value in own.items():
             if id(value) not in (self.parameters if stacked else self._frozen):
                 kind = "parameter" if isinstance(value, nn.Parameter) else "buffer"
-                raise CannotStack.of(name, layer, f"has a {kind} of its own, {tensor!r}, but no stacked form")
+                raise CannotStack.of(
+                    name, layer, f"has a {kind} of its own, {tensor!r}, but no stacked form"
+                )
 
     def _stacked(self, name: str, layer: nn.Module) -> nn.Module:
         before = vars(layer)["_forward_pre_hooks"]
         # Hooks on the whole module's inputs do the same to the rows of all clients.
-        are_of_inputs = not name and all(isinstance(hook, CopyInputs | CastInputs) for hook in before.values())
-        if (before and not are_of_inputs) or any(vars(layer)[hooks] for hooks in ("_forward_hooks", "_backward_hooks")):
+        are_of_inputs = not name and all(
+            isinstance(hook, CopyInputs | CastInputs) for hook in before.values()
+        )
+        if (before and not are_of_inputs) or any(
+            vars(layer)[hooks] for hooks in ("_forward_hooks", "_backward_hooks")
+        ):
             raise CannotStack.of(name, layer, "has hooks")
         try:
             stacked = LAYERS[type(layer)](layer, self._find, self._active)
         except Refused as refused:
-            raise CannotStack.of(name, layer, f"has {refused}, which has no stacked form") from refused
+            raise CannotStack.of(
+                name, layer, f"has {refused}, which has no stacked form"
+            ) from refused
         for hook in before.values():
             stacked.register_forward_pre_hook(hook)
-        for attribute, value in vars(layer).items():  # hidden_size and the like, which a user's forward may read
+        # hidden_size and the like, which a user's forward may read
+        for attribute, value in vars(layer).items():
             if not attribute.startswith("_"):
                 setattr(stacked, attribute, value)
         return stacked
@@ -303,4 +356,6 @@ class _Swap:
             return None
         if id(tensor) not in self._slots:
             raise Refused("a parameter that is computed from others")
-        return self.parameters.setdefault(id(tensor), StackedParameter(self._slots[id(tensor)], tensor.requires_grad))
+        return self.parameters.setdefault(
+            id(tensor), StackedParameter(self._slots[id(tensor)], tensor.requires_grad)
+        )

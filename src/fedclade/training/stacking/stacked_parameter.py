@@ -15,24 +15,25 @@ from fedclade.training.optimizer import LocalOptimizer, per_client
 FEW_ROWS = 32
 """Up to how many rows a product is added to parameters as it is formed.
 
-Each row's share is then rounded as the parameter is, which is coarser than the gradient; and with many rows, writing
-the gradient is little beside computing it.
+Each row's share is then rounded as the parameter is, which is coarser than the gradient; and with
+many rows, writing the gradient is little beside computing it.
 """
 
 
 class StackedParameter:
     """A parameter or buffer of n clients, ``[n, *shape]`` in one piece of memory.
 
-    A layer gets its value in forward from :meth:`use`. In backward, :meth:`receive` says where the gradient goes: to a
-    buffer that is kept from step to step, or, where the optimizer can fuse its step, straight into the parameters.
-    Fusing holds if the parameter is used once in forward: a second use ends it, in time, as no backward has begun by
-    then.
+    A layer gets its value in forward from :meth:`use`. In backward, :meth:`receive` says where the
+    gradient goes: to a buffer that is kept from step to step, or, where the optimizer can fuse its
+    step, straight into the parameters. Fusing holds if the parameter is used once in forward: a
+    second use ends it, in time, as no backward has begun by then.
     """
 
     def __init__(self, slot: Slot, trained: bool) -> None:
         self.slot = slot
         self.trained = trained
-        self.held = False  # whether it stays as it is in this training, though it is trained in others
+        # whether it stays as it is in this training, though it is trained in others
+        self.held = False
         self.everyone = torch.empty(0)
         self.state = self.everyone
         self._value = self.everyone
@@ -47,16 +48,20 @@ class StackedParameter:
 
     def allocate(self, memory: Tensor) -> None:
         """Take the memory ``[n, *shape]`` to live in."""
-        # .data here and in bind: a fused step changes a parameter behind autograd's back, after its last use in
-        # backward, and should not look like a change of the others, which lie in the same memory.
+        # .data here and in bind: a fused step changes a parameter behind autograd's back, after its
+        # last use in backward, and should not look like a change of the others, which lie in the
+        # same memory.
         self.everyone = memory.data
         self._gradients = self._velocity = self._anchor = None
 
     def begin(self, optimizer: LocalOptimizer, anchor: Tensor | None) -> None:
         """Start local training from what is in the memory now, pulled towards the anchors ``[n, entries]`` if any."""
         self._optimizer = optimizer
-        fused = optimizer.can_fuse and self.by_example is None  # noise comes after the last gradient
-        self._fused, self._used, self._touched = fused, False, False
+        # noise comes after the last gradient
+        fused = optimizer.can_fuse and self.by_example is None
+        self._fused = fused
+        self._used = False
+        self._touched = False
         self._anchor = None if anchor is None else anchor.reshape(self.everyone.shape)
         if self._gradients is not None:
             self._gradients.zero_()
@@ -112,7 +117,8 @@ class StackedParameter:
     def complete(self) -> Tensor | None:
         """Add the proximal term; return the gradient ``[k, *shape]``.
 
-        None if the step was fused, or the loss does not reach the parameter: SGD leaves that alone, decay included.
+        None if the step was fused, or the loss does not reach the parameter: SGD leaves that alone,
+        decay included.
         """
         if not self._touched:
             return None
@@ -183,7 +189,11 @@ class _Dense(NamedTuple):
 
     def written(self) -> Tensor:
         """Return the gradients themselves, ``[k, B, ...]``."""
-        return self.gradient if self.rows is None else self.gradient.unsqueeze(3) * self.rows.unsqueeze(2)
+        return (
+            self.gradient
+            if self.rows is None
+            else self.gradient.unsqueeze(3) * self.rows.unsqueeze(2)
+        )
 
 
 class ByExample:
@@ -206,12 +216,18 @@ class ByExample:
             self._found.setdefault(parameter, []).append(gradients.unflatten(0, (-1, self.width)))
 
     def add_dense(
-        self, gradient: Tensor, rows: Tensor, weight: StackedParameter, bias: StackedParameter | None
+        self,
+        gradient: Tensor,
+        rows: Tensor,
+        weight: StackedParameter,
+        bias: StackedParameter | None,
     ) -> None:
         """Take those of a dense layer, from the gradients of its outputs, and its inputs, ``[k, B·..., ·]`` both."""
-        k, each = len(rows), rows.shape[1] // self.width
+        k = len(rows)
+        each = rows.shape[1] // self.width
         if each == 1:
-            of_weight, of_bias = _Dense(gradient, rows), _Dense(gradient, None)
+            of_weight = _Dense(gradient, rows)
+            of_bias = _Dense(gradient, None)
         else:
             outputs, inputs = (t.reshape(k, self.width, each, -1) for t in (gradient, rows))
             of_weight = torch.matmul(outputs.mT, inputs) if weight.learns else outputs
@@ -225,7 +241,9 @@ class ByExample:
         """Return the squared norm of each example's gradient, of all parameters together, ``[k, B]``."""
         self._found = {parameter: [_together(parts)] for parameter, parts in self._found.items()}
         each = [parts[0] for parts in self._found.values()]
-        squares = [e.squares() if isinstance(e, _Dense) else e.flatten(2).square().sum(2) for e in each]
+        squares = [
+            e.squares() if isinstance(e, _Dense) else e.flatten(2).square().sum(2) for e in each
+        ]
         found = torch.stack(squares).sum(0)
         broken = ~found.isfinite()
         self._broken = broken.unsqueeze(2) if bool(broken.any()) else None
@@ -241,18 +259,26 @@ class ByExample:
                 if found.rows is None:
                     parameter.add(outputs.sum(1).view(parameter.state.shape))
                 else:
-                    rows = found.rows if self._broken is None else found.rows.masked_fill(self._broken, 0)
+                    rows = (
+                        found.rows
+                        if self._broken is None
+                        else found.rows.masked_fill(self._broken, 0)
+                    )
                     parameter.add_product(outputs.mT, rows)
             else:
                 flat = found.flatten(2) if found.dim() > 2 else found.unsqueeze(2)
-                parameter.add(torch.bmm(weights, flat.masked_fill(left_out, 0)).view(parameter.state.shape))
+                parameter.add(
+                    torch.bmm(weights, flat.masked_fill(left_out, 0)).view(parameter.state.shape)
+                )
 
 
 def _together(parts: list[_Dense | Tensor]) -> _Dense | Tensor:
     """Return the sum of what several uses of a parameter have given."""
     if len(parts) == 1:
         return parts[0]
-    return torch.stack([part.written() if isinstance(part, _Dense) else part for part in parts]).sum(0)
+    return torch.stack(
+        [part.written() if isinstance(part, _Dense) else part for part in parts]
+    ).sum(0)
 
 
 # Memory that is kept from use to use.
@@ -261,8 +287,8 @@ def _together(parts: list[_Dense | Tensor]) -> _Dense | Tensor:
 class BufferPool:
     """Memory for tensors of one kind, one after another: fresh memory would have to be mapped page by page each time.
 
-    That can take longer than a step of a small model, as the C library gives back to the system what lies at the end of
-    its heap as soon as it is freed.
+    That can take longer than a step of a small model, as the C library gives back to the system
+    what lies at the end of its heap as soon as it is freed.
     """
 
     def __init__(self) -> None:
@@ -270,7 +296,8 @@ class BufferPool:
 
     def room(self, like: Tensor, *shape: int) -> Tensor:
         """Return a tensor of a shape, of the type and on the device of another; what it had held before is gone."""
-        size, memory = prod(shape), self._memory
+        size = prod(shape)
+        memory = self._memory
         if memory.numel() < size or memory.dtype != like.dtype or memory.device != like.device:
             memory = self._memory = like.new_empty(size)
         return memory[:size].view(shape)
@@ -282,9 +309,9 @@ class BufferPool:
 class Active:
     """The clients ``start`` to ``stop``, and the generator of each for its own dropout.
 
-    Its seed is the one that the loop gives the global generator, and masks have the shape that the loop draws: so
-    dropout does not depend on the other clients. On a CPU it is that of the loop, but for what attention gives in the
-    loop, whose entries lie, and are drawn, in another order.
+    Its seed is the one that the loop gives the global generator, and masks have the shape that the
+    loop draws: so dropout does not depend on the other clients. On a CPU it is that of the loop,
+    but for what attention gives in the loop, whose entries lie, and are drawn, in another order.
     """
 
     def __init__(self) -> None:
@@ -300,14 +327,17 @@ class Active:
 
     def seed(self, seeds: Sequence[int], device: torch.device) -> None:
         """Give each client its generator."""
-        self._seeds, self._device = seeds, device
+        self._seeds = seeds
+        self._device = device
         self._generators = []
 
     def dropout(self, x: Tensor, p: float) -> Tensor:
         """Drop entries of x ``[k, ...]`` with probability p, and scale the others up."""
         kept = torch.empty_like(x, memory_format=torch.contiguous_format)
         if not self._generators:  # made only where something is dropped
-            self._generators = [torch.Generator(self._device).manual_seed(seed) for seed in self._seeds]
+            self._generators = [
+                torch.Generator(self._device).manual_seed(seed) for seed in self._seeds
+            ]
         for mask, generator in zip(kept, self._generators[self.start : self.stop], strict=True):
             mask.bernoulli_(1 - p, generator=generator)
         return x * (kept.div_(1 - p) if p < 1 else kept)

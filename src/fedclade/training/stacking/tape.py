@@ -1,10 +1,12 @@
 """Dense layers and activations one after another, forward and backward by hand, without autograd.
 
-With the smallest models autograd takes a good part of a step, and so does finding the memory of each operation. On one
-thread ``mclr`` and ``mlp`` are 1.5 times as fast so (``benchmarks/gains.py --only tape``).
+With the smallest models autograd takes a good part of a step, and so does finding the memory of
+each operation. On one thread ``mclr`` and ``mlp`` are 1.5 times as fast so (``benchmarks/gains.py
+--only tape``).
 
-The module's own forward runs in every step, on a batch that hands over to the tape what is done with it. So it may be
-anybody's: where it does what the tape does not know, the module is left to autograd.
+The module's own forward runs in every step, on a batch that hands over to the tape what is done
+with it. So it may be anybody's: where it does what the tape does not know, the module is left to
+autograd.
 """
 
 from __future__ import annotations
@@ -33,12 +35,26 @@ DENSE = linear, functional.linear
 
 QUESTIONS = {
     *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "is_cuda")),
-    *(Tensor.size, Tensor.dim, Tensor.numel, Tensor.__len__, Tensor.is_floating_point, Tensor.is_contiguous),
+    *(
+        Tensor.size,
+        Tensor.dim,
+        Tensor.numel,
+        Tensor.__len__,
+        Tensor.is_floating_point,
+        Tensor.is_contiguous,
+    ),
 }
 """What may be asked of a tensor without doing anything with it."""
 
 VIEWS = {
-    *(Tensor.view, Tensor.reshape, Tensor.flatten, Tensor.unflatten, Tensor.squeeze, Tensor.unsqueeze),
+    *(
+        Tensor.view,
+        Tensor.reshape,
+        Tensor.flatten,
+        Tensor.unflatten,
+        Tensor.squeeze,
+        Tensor.unsqueeze,
+    ),
     *(torch.reshape, torch.flatten, torch.unflatten, torch.squeeze, torch.unsqueeze),
     *(Tensor.contiguous, Tensor.float, Tensor.double, Tensor.to),
 }
@@ -56,7 +72,9 @@ class Activation(NamedTuple):
     """Whether backward goes by what forward has given, and not by what it was given."""
 
 
-RELU = Activation(partial(torch.clamp_min, min=0), partial(_aten.threshold_backward.grad_input, threshold=0), True)
+RELU = Activation(
+    partial(torch.clamp_min, min=0), partial(_aten.threshold_backward.grad_input, threshold=0), True
+)
 TANH = Activation(torch.tanh, _aten.tanh_backward.grad_input, True)
 SIGMOID = Activation(torch.sigmoid, _aten.sigmoid_backward.grad_input, True)
 GELU = Activation(_aten.gelu.out, _aten.gelu_backward.grad_input, False)
@@ -83,7 +101,11 @@ class Taped(Tensor):
 
     @classmethod
     def __torch_function__(
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        cls,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Do what is done with it."""
         if not args or not isinstance(args[0], Taped):
@@ -126,7 +148,9 @@ class Tape:
         if _hooked(parts, "backward") or any(type(layer) not in KNOWN for layer in stacked):
             return None
         of_torch = sum(type(part).__module__.startswith("torch.nn.modules.") for part in parts)
-        return cls(module, constant=of_torch + len(stacked) == len(parts) and not _hooked(parts, "forward"))
+        return cls(
+            module, constant=of_torch + len(stacked) == len(parts) and not _hooked(parts, "forward")
+        )
 
     def forget(self) -> None:
         """Look for the parameters' memory anew in the next forward pass."""
@@ -142,7 +166,12 @@ class Tape:
         """
         first = self._first
         # On a GPU, a step that is recorded has to have memory of its own.
-        if first is None or x.is_cuda or x.data_ptr() != first.plain.data_ptr() or x.shape != first.plain.shape:
+        if (
+            first is None
+            or x.is_cuda
+            or x.data_ptr() != first.plain.data_ptr()
+            or x.shape != first.plain.shape
+        ):
             first = self._first = self._taped(x.contiguous())
             self._entries = []
         elif self._constant and self._last is not None:
@@ -184,13 +213,17 @@ class Tape:
             return self._dense(call, x, *rest)
         if func in ACTIVATIONS and not rest:
             return self._activation(call, x, ACTIVATIONS[func])
-        if func in VIEWS or (func is functional.dropout and not (options["training"] and options["p"])):
+        if func in VIEWS or (
+            func is functional.dropout and not (options["training"] and options["p"])
+        ):
             return self._view(call, x)
         raise NotOnTape
 
     def _dense(self, call: Call, x: Taped, of_weight: Any, of_bias: Any = None) -> _Entry:
         parameters = [p for p in (of_weight, of_bias) if isinstance(p, StackedParameter)]
-        if not parameters and (of_weight.requires_grad or (of_bias is not None and of_bias.requires_grad)):
+        if not parameters and (
+            of_weight.requires_grad or (of_bias is not None and of_bias.requires_grad)
+        ):
             raise NotOnTape
         # What is frozen may be there once, for the rows of all clients: k is 1.
         value = attrgetter("state") if parameters else partial(torch.unsqueeze, dim=0)
@@ -200,11 +233,13 @@ class Tape:
         product = Product(rows, weight.mT, out.view(k, -1, outputs), bias)
 
         def backward(gradient: Tensor, onward: bool) -> tuple[Sequence[Operation], Tensor]:
-            of_out, of_x = gradient.view(k, -1, outputs), gradient
+            of_out = gradient.view(k, -1, outputs)
+            of_x = gradient
             operations = list[Operation]()
             if onward:
                 of_x = torch.empty_like(x.plain)
-                operations.append(Product(of_out, weight, of_x.view_as(rows)))  # before the weights change
+                # before the weights change
+                operations.append(Product(of_out, weight, of_x.view_as(rows)))
             if parameters:
                 operations.append(partial(hand_over, of_out, rows, of_weight, of_bias))
             return operations, of_x
@@ -219,14 +254,23 @@ class Tape:
             out = self._taped(torch.empty_like(x.plain))
         else:
             before = self._entries[self._at - 1] if self._at else None
-            if before is None or before.out is not x or before.call[0] not in DENSE or not activation.from_result:
+            if (
+                before is None
+                or before.out is not x
+                or before.call[0] not in DENSE
+                or not activation.from_result
+            ):
                 raise NotOnTape  # what was there may be needed, or be known in another shape, too
         seen = out.plain if activation.from_result else x.plain
 
         def backward(gradient: Tensor, onward: bool) -> tuple[Sequence[Operation], Tensor]:
-            return [partial(activation.backward, gradient, seen, grad_input=gradient, **options)], gradient
+            return [
+                partial(activation.backward, gradient, seen, grad_input=gradient, **options)
+            ], gradient
 
-        return _Entry(call, x, out, partial(activation.forward, x.plain, out=out.plain, **options), backward)
+        return _Entry(
+            call, x, out, partial(activation.forward, x.plain, out=out.plain, **options), backward
+        )
 
     def _view(self, call: Call, x: Taped) -> _Entry:
         func, rest, options = call
@@ -235,16 +279,20 @@ class Tape:
         alike = out.dtype == plain.dtype and out.numel() == plain.numel() and out.is_contiguous()
         if not alike or out.data_ptr() != plain.data_ptr():
             raise NotOnTape
-        return _Entry(call, x, self._taped(out), None, lambda gradient, _: ([], gradient.view_as(plain)))
+        return _Entry(
+            call, x, self._taped(out), None, lambda gradient, _: ([], gradient.view_as(plain))
+        )
 
     def _taped(self, plain: Tensor) -> Taped:
         taped = plain.as_subclass(Taped)
-        taped.tape, taped.plain = weakref.proxy(self), plain
+        taped.tape = weakref.proxy(self)
+        taped.plain = plain
         return taped
 
     def _plan_backward(self, out: object) -> None:
         """Find the way from a result back to the batch, and give every gradient on it its memory."""
-        way, wanted = list[_Entry](), out
+        way = list[_Entry]()
+        wanted = out
         for entry in reversed(self._entries[: self._at]):
             if entry.out is wanted:
                 way.insert(0, entry)
@@ -258,7 +306,8 @@ class Tape:
             or len(set(parameters)) < len(parameters)
         ):
             raise NotOnTape
-        self._last, self._length = out, self._at
+        self._last = out
+        self._length = self._at
         gradient = self._gradient = torch.empty_like(out.plain)
         self._forward = [entry.forward for entry in way if entry.forward is not None]
         self._backward = backward = list[Operation]()

@@ -24,19 +24,33 @@ def draw_xor(outcome: Outcome, settings: Settings) -> Figure:
     title = "No single model fits both clusters; each cluster by itself is easy"
     subtitle = f"after Sattler et al. 2019, figure 1 · {settings['clients']} clients, {settings['rounds']} rounds"
     figure, axes = panels(2, title, subtitle)
-    colors = {"one model for all": style.INK, "cluster 1": style.CLUSTERS[0], "cluster 2": style.CLUSTERS[1]}
+    colors = {
+        "one model for all": style.INK,
+        "cluster 1": style.CLUSTERS[0],
+        "cluster 2": style.CLUSTERS[1],
+    }
     dashes = {name: "dashed" if name == "one model for all" else "solid" for name in colors}
     for panel, case in zip(axes, ("xor", "opposed"), strict=True):
         for cluster, points in enumerate(outcome.series[case]["points"]):
-            x, y = np.asarray(points["x"]), np.asarray(points["y"])
+            x = np.asarray(points["x"])
+            y = np.asarray(points["y"])
             for label, marker in ((0, "o"), (1, "+")):
-                panel.scatter(*x[y == label].T, color=style.CLUSTERS[cluster], marker=marker, s=26, linewidths=1)
+                panel.scatter(
+                    *x[y == label].T,
+                    color=style.CLUSTERS[cluster],
+                    marker=marker,
+                    s=26,
+                    linewidths=1,
+                )
         grid = toys.plane(-toys.SIDE, toys.SIDE)
         for name, chances in outcome.series[case]["opinions"].items():
             look: dict[str, Any] = {"colors": [colors[name]], "linestyles": [dashes[name]]}
             panel.contour(grid[..., 0], grid[..., 1], chances, [0.5], **look)
         head(panel, toys.CASES[case][0])
-    handles = [style.handle(name, {"color": color, "linestyle": dashes[name]}) for name, color in colors.items()]
+    handles = [
+        style.handle(name, {"color": color, "linestyle": dashes[name]})
+        for name, color in colors.items()
+    ]
     axes[0].legend(handles=handles, frameon=False, fontsize=8.5, loc="center left")
     return figure
 
@@ -44,11 +58,14 @@ def draw_xor(outcome: Outcome, settings: Settings) -> Figure:
 def draw_paths(outcome: Outcome, settings: Settings) -> Figure:
     """Draw the paths over the contours of both risks, and below how the norms go."""
     title = "Gradient norms tell incongruent clients from congruent ones"
-    figure, axes = panels(2, title, "after Sattler et al. 2019, figure 2 · two clients, two weights", rows=2)
+    figure, axes = panels(
+        2, title, "after Sattler et al. 2019, figure 2 · two clients, two weights", rows=2
+    )
     for column, (kind, shown) in enumerate(outcome.series.items()):
         _draw_path(axes[column], shown, settings)
         head(axes[column], kind)
-        rounds, below = range(1, len(shown["max_norm"]) + 1), axes[column + 2]
+        rounds = range(1, len(shown["max_norm"]) + 1)
+        below = axes[column + 2]
         below.plot(rounds, shown["max_norm"], color=style.CLUSTERS[1], label="largest of a client")
         below.plot(rounds, shown["mean_norm"], color=style.INK, label="of the mean")
         style.log_scale(below)
@@ -58,10 +75,18 @@ def draw_paths(outcome: Outcome, settings: Settings) -> Figure:
 
 
 def _draw_path(axes: Axes, shown: dict[str, Any], settings: Settings) -> None:
-    grid, path = toys.plane(*settings["window"]), np.asarray(shown["path"])
+    grid = toys.plane(*settings["window"])
+    path = np.asarray(shown["path"])
     for client, values in enumerate(shown["risks"]):
         levels = np.quantile(values, [0.02, 0.1, 0.25, 0.5, 0.75])
-        axes.contour(grid[..., 0], grid[..., 1], values, levels, colors=[style.CLUSTERS[client]], linewidths=0.8)
+        axes.contour(
+            grid[..., 0],
+            grid[..., 1],
+            values,
+            levels,
+            colors=[style.CLUSTERS[client]],
+            linewidths=0.8,
+        )
     axes.plot(path[:, 0], path[:, 1], color=style.INK, marker=".", ms=4, linewidth=1)
     axes.plot(*path[-1], color=style.INK, marker="*", ms=12)
     style.label(axes, x="θ₁", y="θ₂")
@@ -72,18 +97,24 @@ def draw_theory(outcome: Outcome, settings: Settings) -> Figure:
     figure, (area, over_d, below) = panels(
         3,
         "How much noise a split can bear",
-        f"after Sattler et al. 2019, figure 3 · d = {settings['d']}, m = {settings['clients_each']}k",
+        f"after Sattler et al. 2019, figure 3 · d = {settings['d']}, m = "
+        f"{settings['clients_each']}k",
     )
-    cells, ks, gammas = outcome.series["cells"], settings["ks"], settings["gammas"]
+    cells = outcome.series["cells"]
+    ks = settings["ks"]
+    gammas = settings["gammas"]
     share = np.array([cell["gap_positive"] for cell in cells]).reshape(len(ks), len(gammas))
     shown = area.contourf(ks, gammas, share.T, levels=np.linspace(0, 1, 11), cmap="Blues")
     dense = np.linspace(min(ks), max(ks), 200)
-    area.fill_between(dense, [largest_noise(k) for k in dense], color=style.CLUSTERS[2], alpha=0.8, linewidth=0)
+    area.fill_between(
+        dense, [largest_noise(k) for k in dense], color=style.CLUSTERS[2], alpha=0.8, linewidth=0
+    )
     area.set_ylim(0, max(gammas))
     figure.colorbar(shown, ax=area).set_label("P[g(α) > 0]", fontsize=9)
     style.label(area, x="distributions k", y="noise γ")
     head(area, "green: promised by Theorem 1")
-    fixed, shares = settings["over_d"], [cell["gap_positive"] for cell in outcome.series["over_d"]]
+    fixed = settings["over_d"]
+    shares = [cell["gap_positive"] for cell in outcome.series["over_d"]]
     over_d.semilogx(fixed["ds"], shares, marker="o", color=style.ACCENT)
     style.label(over_d, x="dimensions d", y="P[g(α) > 0]")
     head(over_d, f"k = {fixed['k']}, γ = {fixed['gamma']:g}")
@@ -91,7 +122,12 @@ def draw_theory(outcome: Outcome, settings: Settings) -> Figure:
     for color, k in zip(style.CLUSTERS, settings["bounds_of"], strict=False):
         mine = [cell for cell in cells if cell["k"] == k and cell["gamma"] < 1]
         below.plot(noise, [bounds(k, gamma)[0] for gamma in noise], color=color, label=f"k = {k}")
-        below.scatter([cell["gamma"] for cell in mine], [cell["highest_cross"] for cell in mine], color=color, s=14)
+        below.scatter(
+            [cell["gamma"] for cell in mine],
+            [cell["highest_cross"] for cell in mine],
+            color=color,
+            s=14,
+        )
     style.label(below, x="noise γ", y="largest similarity across the split")
     below.set_ylim(-1.1, 1.8)
     head(below, "lines: eq. 19, dots: highest samples")
@@ -102,9 +138,13 @@ def draw_theory(outcome: Outcome, settings: Settings) -> Figure:
 def draw_gaps(outcome: Outcome, settings: Settings, *, figure: int, unit: str) -> Figure:
     """Draw a panel for each data set: the gap of updates and of gradients; above zero the split is right."""
     subtitle = f"after Sattler et al. 2019, figure {figure} · {settings['clients']} clients, {settings['clusters']} "
-    picture, axes = panels(len(outcome.series), f"Separation gap against {unit}", f"{subtitle}label swaps")
+    picture, axes = panels(
+        len(outcome.series), f"Separation gap against {unit}", f"{subtitle}label swaps"
+    )
     for panel, (name, shown) in zip(axes, outcome.series.items(), strict=True):
-        mean_lines(panel, shown["x"], {of_kind: shown[kind] for kind, of_kind in gaps.KINDS.items()})
+        mean_lines(
+            panel, shown["x"], {of_kind: shown[kind] for kind, of_kind in gaps.KINDS.items()}
+        )
         panel.axhline(0, color=style.MUTED, linewidth=0.9)
         style.label(panel, x=unit, y="separation gap g(α)")
         head(panel, name)
@@ -119,11 +159,20 @@ draw_rounds = partial(draw_gaps, figure=6, unit="communication rounds")
 def draw_norms(outcome: Outcome, settings: Settings) -> Figure:
     """Draw both norms over the rounds, incongruent at the left."""
     title = "The largest norm of an update tells whether one model suits both clients"
-    figure, axes = panels(2, title, f"after Sattler et al. 2019, figure 7 · {settings['data']}, two clients")
+    figure, axes = panels(
+        2, title, f"after Sattler et al. 2019, figure 7 · {settings['data']}, two clients"
+    )
     for axis, kind in zip(axes, norms.KINDS, strict=True):
-        for (norm, name), color in zip(norms.NORMS.items(), (style.INK, style.CLUSTERS[1]), strict=True):
+        for (norm, name), color in zip(
+            norms.NORMS.items(), (style.INK, style.CLUSTERS[1]), strict=True
+        ):
             values = outcome.series[kind][norm]
-            axis.plot(np.linspace(1, outcome.series["rounds"], len(values)), values, color=color, label=name)
+            axis.plot(
+                np.linspace(1, outcome.series["rounds"], len(values)),
+                values,
+                color=color,
+                label=name,
+            )
         style.label(axis, x="communication rounds", y="norm of the update")
         head(axis, kind)
     style.log_scale(axes[0])
@@ -140,9 +189,16 @@ def draw_steps(outcome: Outcome, settings: Settings) -> Figure:
     figure, axes = panels(2, title, subtitle, rows=len(steps))
     places = [(step, kind) for step in steps for kind in norms.KINDS]
     for axis, (step, kind) in zip(axes, places, strict=True):
-        for (norm, name), color in zip(norms.NORMS.items(), (style.INK, style.CLUSTERS[1]), strict=True):
+        for (norm, name), color in zip(
+            norms.NORMS.items(), (style.INK, style.CLUSTERS[1]), strict=True
+        ):
             values = steps[step][kind][norm]
-            axis.plot(np.linspace(1, outcome.series["rounds"], len(values)), values, color=color, label=name)
+            axis.plot(
+                np.linspace(1, outcome.series["rounds"], len(values)),
+                values,
+                color=color,
+                label=name,
+            )
         style.label(axis, x="communication rounds", y="norm of the update")
         head(axis, f"{kind}, η = {step}")
         style.log_scale(axis)
@@ -153,7 +209,8 @@ def draw_steps(outcome: Outcome, settings: Settings) -> Figure:
 def draw_splits(outcome: Outcome, settings: Settings, *, place: str, score: str) -> Figure:
     """Draw the course of each true cluster's score beside FL's, the separation gaps, and how alike clients are.
 
-    A column for each method; pairs of clients as in the workshop paper's figure 3, of the runs that kept them.
+    A column for each method; pairs of clients as in the workshop paper's figure 3, of the runs that
+    kept them.
     """
     title = "Federated learning stagnates; after the splits every cluster goes on"
     methods = [method for method in splits.METHODS if method != "fl" and method in outcome.series]
@@ -165,7 +222,8 @@ def draw_splits(outcome: Outcome, settings: Settings, *, place: str, score: str)
             panel.sharey(axes[row * columns])
     fl = outcome.series["fl"]
     for column, method in enumerate(methods):
-        series, (above, middle, below) = outcome.series[method], axes[column::columns]
+        series = outcome.series[method]
+        (above, middle, below) = axes[column::columns]
         for color, line in zip(style.CLUSTERS, series["by_cluster"], strict=False):
             above.plot(series["rounds"], line, color=color)
         above.plot(fl["rounds"], fl["scores"], color=style.INK, linestyle=":", label="FL, mean")
@@ -183,23 +241,37 @@ def draw_splits(outcome: Outcome, settings: Settings, *, place: str, score: str)
         head(above, f"{splits.METHODS[method]}: true clusters")
         style.label(above, y=score if column == 0 else "")
         style.label(middle, y="separation gap g(α)" if column == 0 else "")
-        style.label(below, x="communication rounds", y="similarity of pairs of clients" if column == 0 else "")
+        style.label(
+            below,
+            x="communication rounds",
+            y="similarity of pairs of clients" if column == 0 else "",
+        )
     legend(axes[0])
     below = axes[2 * columns]
-    legend(axes[-1], loc="center left", title="pairs of clients of", handles=below.get_legend_handles_labels()[0])
+    legend(
+        axes[-1],
+        loc="center left",
+        title="pairs of clients of",
+        handles=below.get_legend_handles_labels()[0],
+    )
     return figure
 
 
-draw_cifar = partial(draw_splits, place="figure 8; 2019 workshop, figure 3", score="test accuracy, %")
+draw_cifar = partial(
+    draw_splits, place="figure 8; 2019 workshop, figure 3", score="test accuracy, %"
+)
 draw_agnews = partial(draw_splits, place="figure 9", score="test perplexity")
 
 
 def _draw_pairs(axes: Axes, pairs: series.Pairs) -> None:
     """Draw the mean of every kind of pair, and a band from the lowest to the highest."""
-    colors = dict(zip(series.KINDS, (style.CLUSTERS[0], style.CLUSTERS[1], style.MUTED), strict=True))
+    colors = dict(
+        zip(series.KINDS, (style.CLUSTERS[0], style.CLUSTERS[1], style.MUTED), strict=True)
+    )
     for kind, rows in pairs.items():
         if rows:
-            missing = 1 + np.flatnonzero(np.diff([row[0] for row in rows]) > 1)  # rounds that no line is drawn across
+            # rounds that no line is drawn across
+            missing = 1 + np.flatnonzero(np.diff([row[0] for row in rows]) > 1)
             number, low, mean, high = np.insert(np.asarray(rows), missing, np.nan, axis=0).T
             axes.fill_between(number, low, high, color=colors[kind], alpha=0.25, linewidth=0)
             axes.plot(number, mean, color=colors[kind], label=series.KINDS[kind])

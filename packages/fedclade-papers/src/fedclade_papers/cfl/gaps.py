@@ -34,8 +34,8 @@ Curves = Mapping[str, Mapping[str, NDArray[np.float64]]]
 def separation(updates: Updates, truth: Sequence[int]) -> dict[str, Any]:
     """Return how well the updates or gradients of n clients tell their true clusters ``[n]`` apart.
 
-    ``gap`` is the separation gap g(α) (Definition 2); ``right`` is whether the optimal bi-partition separates no two
-    clients of one cluster (Definition 1), which it can do without a gap.
+    ``gap`` is the separation gap g(α) (Definition 2); ``right`` is whether the optimal bi-partition
+    separates no two clients of one cluster (Definition 1), which it can do without a gap.
     """
     alpha = cosine_similarity(updates.signatures)
     split = find_optimal_bipartition(alpha, range(len(truth)))
@@ -44,7 +44,12 @@ def separation(updates: Updates, truth: Sequence[int]) -> dict[str, Any]:
 
 
 def gaps_over_rounds(
-    cache: ResultCache, federation: Federation, make_model: Maker, settings: Settings, at: Collection[int], seed: int
+    cache: ResultCache,
+    federation: Federation,
+    make_model: Maker,
+    settings: Settings,
+    at: Collection[int],
+    seed: int,
 ) -> Gaps:
     """Return the separation at the joint model after each chosen round of federated learning, from 1 on."""
     assert federation.true_clusters is not None  # the federation has a shift
@@ -58,7 +63,9 @@ def gaps_over_rounds(
             model = tree.nodes[0].params[None]
             next_round = Round(row["round"] + 1, local_of(settings), seed, purpose="separation")
             found["updates"].append(separation(clients.train(ids, model, rows, next_round), truth))
-            found["gradients"].append(separation(clients.gradients(ids, model, rows, next_round), truth))
+            found["gradients"].append(
+                separation(clients.gradients(ids, model, rows, next_round), truth)
+            )
 
     last: dict[str, Any] = {"rounds": max(at), "evaluate_every": max(at), "on_round": on_round}
     cache.simulate(FedAvg(), make_model, federation, settings, seed, **last)
@@ -68,7 +75,10 @@ def gaps_over_rounds(
 def measure_data(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
     """Measure the gap after the last round for every number of data points (figure 5)."""
     at = [settings["rounds"]]
-    curves = {name: _curves(cache, settings, name, task["points"], at) for name, task in settings["tasks"].items()}
+    curves = {
+        name: _curves(cache, settings, name, task["points"], at)
+        for name, task in settings["tasks"].items()
+    }
     x = {name: task["points"] for name, task in settings["tasks"].items()}
     return _outcome(paper, settings, curves, x, settings["enough_points"], "data points", "data")
 
@@ -78,32 +88,55 @@ def measure_rounds(paper: Paper, cache: ResultCache, settings: Settings) -> Outc
     tasks: dict[str, Any] = settings["tasks"]
     at: list[int] = settings["rounds"]
     enough: int = settings["enough_rounds"]
-    curves = {name: _curves(cache, settings, name, [task["points"]], at) for name, task in tasks.items()}
-    return _outcome(paper, settings, curves, dict.fromkeys(tasks, at), dict.fromkeys(tasks, enough), "rounds", "rounds")
+    curves = {
+        name: _curves(cache, settings, name, [task["points"]], at) for name, task in tasks.items()
+    }
+    return _outcome(
+        paper,
+        settings,
+        curves,
+        dict.fromkeys(tasks, at),
+        dict.fromkeys(tasks, enough),
+        "rounds",
+        "rounds",
+    )
 
 
-def _curves(cache: ResultCache, settings: Settings, name: str, points: Sequence[int], at: Sequence[int]) -> Curves:
+def _curves(
+    cache: ResultCache, settings: Settings, name: str, points: Sequence[int], at: Sequence[int]
+) -> Curves:
     """Return what a figure shows of one data set: for each number of points the chosen rounds, one after the other."""
     task = settings["tasks"][name]
     found: list[list[Gaps]] = [
         [
-            cache.piece(f"{name}, {n} data points, seed {seed}", partial(_gaps, cache, settings, name, n, at, seed))
+            cache.piece(
+                f"{name}, {n} data points, seed {seed}",
+                partial(_gaps, cache, settings, name, n, at, seed),
+            )
             for n in points
         ]
         for seed in task.get("seeds", settings["seeds"])
     ]
     return {
         kind: {
-            what: np.array([[at[what] for gaps in each for at in gaps[kind]] for each in found], dtype=float)
+            what: np.array(
+                [[at[what] for gaps in each for at in gaps[kind]] for each in found], dtype=float
+            )
             for what in ("gap", "right")
         }
         for kind in KINDS
     }
 
 
-def _gaps(cache: ResultCache, settings: Settings, name: str, points: int, at: Sequence[int], seed: int) -> Gaps:
+def _gaps(
+    cache: ResultCache, settings: Settings, name: str, points: int, at: Sequence[int], seed: int
+) -> Gaps:
     task = settings["tasks"][name]
-    more: dict[str, Any] = {"samples_per_client": points, "shift": "label_swap", "clusters": settings["clusters"]}
+    more: dict[str, Any] = {
+        "samples_per_client": points,
+        "shift": "label_swap",
+        "clusters": settings["clusters"],
+    }
     federation = cache.federation(task.get("data", name), settings, seed, **more)
     make = maker_of(federation, task["model"], task.get("model_arguments"))
     return gaps_over_rounds(cache, federation, make, {**settings, **task}, at, seed)
@@ -119,32 +152,43 @@ def _outcome(
     what: str,
 ) -> Outcome:
     tested = bool(np.max(settings["rounds"]) >= FEWEST_ROUNDS)
-    claims, rows, ends = list[Claim](), list[Row](), list[str]()
+    claims = list[Claim]()
+    rows = list[Row]()
+    ends = list[str]()
     for name, curve in curves.items():
         named = {"data": name, "enough": enough[name], "unit": unit, "what": what}
         claims += _claims(partial(paper.claim, **named), curve, x[name], enough[name], unit)
         rows += [
-            Row.of(f"{name}, {unit} = {place} · {of_kind}: g(α)", None, curve[kind]["gap"][:, n], "")
+            Row.of(
+                f"{name}, {unit} = {place} · {of_kind}: g(α)", None, curve[kind]["gap"][:, n], ""
+            )
             for kind, of_kind in KINDS.items()
             for n, place in enumerate(x[name])
         ]
         gaps = curve["updates"]["gap"].mean(0)
         ends.append(f"{name} {gaps[0]:+.2f} at {x[name][0]} to {gaps[-1]:+.2f} at {x[name][-1]}")
     series = {
-        name: {"x": list(x[name]), **{kind: np.round(curve[kind]["gap"], 4).tolist() for kind in KINDS}}
+        name: {
+            "x": list(x[name]),
+            **{kind: np.round(curve[kind]["gap"], 4).tolist() for kind in KINDS},
+        }
         for name, curve in curves.items()
     }
     seen = Counter(claim.seen for claim in claims if tested and claim.holds is not None)
     counted = f"; {seen['yes']} of {seen.total()} claims were seen" if seen else ""
-    sentence, because = f"Mean gap by {unit}: {'; '.join(ends)}{counted}.", None if seen["no"] else ""
+    sentence = f"Mean gap by {unit}: {'; '.join(ends)}{counted}."
+    because = None if seen["no"] else ""
     return paper.outcome(rows, claims, series, sentence, because=because, tested=tested)
 
 
-def _claims(claim: Callable[..., Claim], curve: Curves, x: Sequence[int], enough: int, unit: str) -> list[Claim]:
+def _claims(
+    claim: Callable[..., Claim], curve: Curves, x: Sequence[int], enough: int, unit: str
+) -> list[Claim]:
     """Return the claims on one data set.
 
-    The paper takes a right split for a positive gap; but a split can be right without a gap (figure 3). ``x`` rises:
-    "fewer data points" and "a greater distance to a stationary solution" (section VI-A) are its lower half.
+    The paper takes a right split for a positive gap; but a split can be right without a gap (figure
+    3). ``x`` rises: "fewer data points" and "a greater distance to a stationary solution" (section
+    VI-A) are its lower half.
     """
     gaps, of_gradients = (curve[kind]["gap"].mean(0) for kind in KINDS)
     right = 100 * curve["updates"]["right"].mean(0)
@@ -158,10 +202,17 @@ def _claims(claim: Callable[..., Claim], curve: Curves, x: Sequence[int], enough
     where = f"at {', '.join(map(str, better)) or 'none'} of {', '.join(map(str, x))}"
     against = f"mean gap {gaps.mean():+.2f} against {of_gradients.mean():+.2f}"
     ends = f"{unit} {x[0]}: {gaps[0]:+.2f}, {x[-1]}: {gaps[-1]:+.2f}"
-    is_right, is_positive = (right[beyond].min() == 100, gaps[beyond].min() > 0) if beyond.any() else (None, None)
+    is_right, is_positive = (
+        (right[beyond].min() == 100, gaps[beyond].min() > 0) if beyond.any() else (None, None)
+    )
     return [
         claim("right", is_right, f"share of the seeds, by {unit}: {shares}"),
         claim("positive", is_positive, f"mean gap, by {unit}: {means}"),
-        claim("grows", gaps[-1] > gaps[0] if len(steps) else None, f"{ends}; {back}", bool((steps >= 0).all())),
+        claim(
+            "grows",
+            gaps[-1] > gaps[0] if len(steps) else None,
+            f"{ends}; {back}",
+            bool((steps >= 0).all()),
+        ),
         claim("updates", few.all(), f"{where}; {against}"),
     ]

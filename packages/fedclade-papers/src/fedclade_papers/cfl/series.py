@@ -29,10 +29,10 @@ def series_of(run: Run, settings: Settings) -> Series:
     Returns
     -------
     dict
-        ``rounds`` evaluated ``[e]``; ``scores``, the mean of the clients ``[e]``, and ``by_cluster``, of each true
-        cluster ``[clusters][e]``; ``ari`` by round; ``gaps`` by node, ``[[round, gap], ...]``; ``splits``, their
-        rounds; ``jump``, ``gap_at_split``, ``gap_at_end``, ``norms`` and ``settled``, see the functions; ``examples``
-        to train on.
+        ``rounds`` evaluated ``[e]``; ``scores``, the mean of the clients ``[e]``, and
+        ``by_cluster``, of each true cluster ``[clusters][e]``; ``ari`` by round; ``gaps`` by node,
+        ``[[round, gap], ...]``; ``splits``, their rounds; ``jump``, ``gap_at_split``,
+        ``gap_at_end``, ``norms`` and ``settled``, see the functions; ``examples`` to train on.
     """
     truth = {row["client"]: row["true_cluster"] for row in run.client_rows}
     language = "perplexity" in run.summary
@@ -48,15 +48,27 @@ def series_of(run: Run, settings: Settings) -> Series:
     ari = [row["ari"] for row in run.metric_rows]
     return {
         "rounds": rounds,
-        "scores": [float(np.mean([v for c in clusters for v in table[number, c]])) for number in rounds],
-        "by_cluster": [[round(float(np.mean(table[number, c])), 2) for number in rounds] for c in clusters],
+        "scores": [
+            float(np.mean([v for c in clusters for v in table[number, c]])) for number in rounds
+        ],
+        "by_cluster": [
+            [round(float(np.mean(table[number, c])), 2) for number in rounds] for c in clusters
+        ],
         "ari": ari,
         "gaps": gaps,
-        "splits": [event["round"] for event in run.events if event["kind"] in ("split", "regrouped")],
+        "splits": [
+            event["round"] for event in run.events if event["kind"] in ("split", "regrouped")
+        ],
         "jump": _jump(run, settings, truth),
-        "gap_at_split": next((gap for number, gap in gaps.get("0", []) if number == settings["split_rounds"][0]), None),
+        "gap_at_split": next(
+            (gap for number, gap in gaps.get("0", []) if number == settings["split_rounds"][0]),
+            None,
+        ),
         "norms": _norms(run, settings, truth),
-        "gap_at_end": max((last[-1][1] for last in gaps.values() if last[-1][0] == len(run.metric_rows)), default=-1.0),
+        "gap_at_end": max(
+            (last[-1][1] for last in gaps.values() if last[-1][0] == len(run.metric_rows)),
+            default=-1.0,
+        ),
         "settled": _settled(ari),
         "examples": sum({row["client"]: row["n_train"] for row in run.client_rows}.values()),
     }
@@ -73,7 +85,13 @@ def _jump(run: Run, settings: Settings, truth: Mapping[int, int]) -> float:
 
     def accuracy(number: int) -> float:
         return float(
-            np.mean([r["accuracy"] for r in run.client_rows if r["round"] == number and r["client"] in pure[0]])
+            np.mean(
+                [
+                    r["accuracy"]
+                    for r in run.client_rows
+                    if r["round"] == number and r["client"] in pure[0]
+                ]
+            )
         )
 
     return 100 * (accuracy(first + settings["evaluate_every"]) - accuracy(first)) if pure else 0.0
@@ -140,7 +158,8 @@ def pairs_of(run: Run, truth: Mapping[int, int]) -> Pairs:
     sizes = Counter(truth.values())
     found: dict[str, dict[int, list[float]]] = {kind: defaultdict(list) for kind in KINDS}
     for number, event in events_of(run.events, Pairwise):
-        clients, alpha = event.clients, event.alpha
+        clients = event.clients
+        alpha = event.alpha
         kinds = {truth[client] for client in clients}
         done = len(kinds) == 1 and len(clients) == sizes[min(kinds)]
         for a, b in combinations(range(len(clients)), 2):
@@ -148,7 +167,13 @@ def pairs_of(run: Run, truth: Mapping[int, int]) -> Pairs:
             found["clustered" if done else alike][number].append(alpha[a][b])
     return {
         kind: [
-            [number, *(round(float(value), DIGITS) for value in (min(values), np.mean(values), max(values)))]
+            [
+                number,
+                *(
+                    round(float(value), DIGITS)
+                    for value in (min(values), np.mean(values), max(values))
+                ),
+            ]
             for number, values in sorted(rounds.items())
         ]
         for kind, rounds in found.items()

@@ -30,7 +30,8 @@ BEYOND = ("own", "rcfl")
 def measure_cifar(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
     """Train on permuted labels (figure 8)."""
     found = _train_all(cache, settings)
-    first, numbers = settings["split_rounds"][0], paper.numbers
+    first = settings["split_rounds"][0]
+    numbers = paper.numbers
     stagnation, end = _scores(found, first)
     settled = [series["settled"] for series in found["rcfl"]]
     jumps = [series["jump"] for series in found["cfl"]]
@@ -38,7 +39,12 @@ def measure_cifar(paper: Paper, cache: ResultCache, settings: Settings) -> Outco
     rows = [
         Row.of("FL when CFL splits first", numbers["stagnation"], stagnation, within=3),
         Row.of("FL at the end", numbers["stagnation"], end["fl"], within=3),
-        Row.of("rise of those whom the first split parts from all others", numbers["rise"], jumps, **at_least),
+        Row.of(
+            "rise of those whom the first split parts from all others",
+            numbers["rise"],
+            jumps,
+            **at_least,
+        ),
         Row.of("CFL at the end, after three splits", numbers["end"], end["cfl"], **at_least),
         *(Row.of(f"{METHODS[key]} at the end", None, end[key]) for key in BEYOND if key in end),
         Row.of("rcfl: round after which its clusters stay the true ones", None, settled, "rounds"),
@@ -49,51 +55,85 @@ def measure_cifar(paper: Paper, cache: ResultCache, settings: Settings) -> Outco
     gain = np.mean(end["cfl"]) - np.mean(stagnation)
     from_round = f"its clusters are the true ones from round {_listed(settled)} on"
     calendar = f"CFL's calendar splits first in {first}"
-    before, after = ([series[key] for series in found["cfl"]] for key in ("gap_at_split", "gap_at_end"))
+    before, after = (
+        [series[key] for series in found["cfl"]] for key in ("gap_at_split", "gap_at_end")
+    )
     claims = [
-        paper.claim("stagnates", gain_late.max() < 0.25 * np.mean(stagnation), f"{late}, while CFL gains {gain:+.1f}"),
+        paper.claim(
+            "stagnates",
+            gain_late.max() < 0.25 * np.mean(stagnation),
+            f"{late}, while CFL gains {gain:+.1f}",
+        ),
         paper.claim("separated", *_separated(found["cfl"])),
         paper.claim("gap", min(before) > 0, f"g(α) {_listed(before)}"),
         paper.claim("no_gap", max(after) < 0, f"largest g(α) of a cluster {_listed(after)}"),
         paper.claim("norms", *_norms_tell(found["cfl"])),
-        paper.claim("doubled", more.min() > 2, f"×{more.min():.2f} to ×{more.max():.2f} of the FL solution's"),
+        paper.claim(
+            "doubled",
+            more.min() > 2,
+            f"×{more.min():.2f} to ×{more.max():.2f} of the FL solution's",
+        ),
         *_on_criteria(paper, found, settings),
         *_on_pairs(paper, found["cfl"]),
-        replace(paper.claim("rcfl", 0 < min(settled) <= max(settled) < first, f"{from_round}; {calendar}"), own=True),
+        replace(
+            paper.claim(
+                "rcfl", 0 < min(settled) <= max(settled) < first, f"{from_round}; {calendar}"
+            ),
+            own=True,
+        ),
     ]
     sentence = (
-        f"FL {np.mean(stagnation):.1f} % when CFL splits first and {np.mean(end['fl']):.1f} % at the end; "
-        f"{_ends(found, end, ' %')}."
+        f"FL {np.mean(stagnation):.1f} % when CFL splits first and {np.mean(end['fl']):.1f} % at "
+        f"the end; {_ends(found, end, ' %')}."
     )
-    because, remarks = _because(paper, settings, found), [_dates(paper, settings)]
+    because = _because(paper, settings, found)
+    remarks = [_dates(paper, settings)]
     tested = settings["rounds"] >= FEWEST_ROUNDS
-    return paper.outcome(rows, claims, _first(found), sentence, because=because, remarks=remarks, tested=tested)
+    return paper.outcome(
+        rows, claims, _first(found), sentence, because=because, remarks=remarks, tested=tested
+    )
 
 
 def measure_agnews(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
     """Train next-word prediction on articles of one topic for each client (figure 9)."""
     found = _train_all(cache, settings)
     stagnation, end = _scores(found, settings["split_rounds"][0])
-    numbers, after = paper.numbers, "perplexity of CFL at the end, after the splits (the paper: below this)"
+    numbers = paper.numbers
+    after = "perplexity of CFL at the end, after the splits (the paper: below this)"
     rows = [
         Row.of("perplexity of FL when CFL splits first", numbers["stagnation"], stagnation, ""),
         Row.of("perplexity of FL at the end", numbers["fl"], end["fl"], ""),
         Row.of(after, numbers["cfl"], end["cfl"], ""),
-        *(Row.of(f"perplexity of {METHODS[key]} at the end", None, end[key], "") for key in BEYOND if key in end),
+        *(
+            Row.of(f"perplexity of {METHODS[key]} at the end", None, end[key], "")
+            for key in BEYOND
+            if key in end
+        ),
     ]
     gain = [100 * (1 - cfl / fl) for fl, cfl in zip(end["fl"], end["cfl"], strict=True)]
     claims = [
-        paper.claim("below", min(gain) > 0, f"{np.mean(gain):.1f} % less", within_printed(gain, numbers["gain"])),
+        paper.claim(
+            "below",
+            min(gain) > 0,
+            f"{np.mean(gain):.1f} % less",
+            within_printed(gain, numbers["gain"]),
+        ),
         paper.claim("discovered", *_separated(found["cfl"])),
         *_on_criteria(paper, found, settings),
     ]
-    articles, words = found["fl"][0]["examples"], settings["source_arguments"]["vocabulary_size"]
-    texts = {key: paper.texts[key].format(articles=articles, words=words) for key in ("articles", "vocabulary")}
+    articles = found["fl"][0]["examples"]
+    words = settings["source_arguments"]["vocabulary_size"]
+    texts = {
+        key: paper.texts[key].format(articles=articles, words=words)
+        for key in ("articles", "vocabulary")
+    }
     remarks = [texts["articles"], paper.texts["no_vocabulary"], _dates(paper, settings)]
     sentence = f"FL {np.mean(end['fl']):.1f} at the end; {_ends(found, end, '')}."
     because = f"{texts['vocabulary']} {_because(paper, settings, found)}"
     tested = settings["rounds"] >= FEWEST_ROUNDS
-    return paper.outcome(rows, claims, _first(found), sentence, because=because, remarks=remarks, tested=tested)
+    return paper.outcome(
+        rows, claims, _first(found), sentence, because=because, remarks=remarks, tested=tested
+    )
 
 
 def _train_all(cache: ResultCache, settings: Settings) -> dict[str, list[Series]]:
@@ -109,23 +149,35 @@ def _train(cache: ResultCache, settings: Settings, method: str, seed: int) -> Se
     makers: Mapping[str, Callable[[], Algorithm]] = {
         # FedAvg to the last bit, but one that computes similarities, for the gap.
         "fl": lambda: CFL(split_rounds=(settings["rounds"] + 1,)),
-        "cfl": lambda: WatchedCFL(split_rounds=tuple(settings["split_rounds"]), **settings["at_dates"]),
+        "cfl": lambda: WatchedCFL(
+            split_rounds=tuple(settings["split_rounds"]), **settings["at_dates"]
+        ),
         "own": lambda: WatchedCFL(**settings["criteria"]),
         "rcfl": lambda: ReplicatedCFL(),
     }
     algorithm = makers[method]()
     federation = cache.federation(settings["data"], settings, seed, **settings["distribution"])
     model = maker_of(federation, settings["model"], settings["model_arguments"])
-    how: dict[str, Any] = {"key": f"{METHODS[method]}, seed {seed}", "evaluate_every": settings["evaluate_every"]}
+    how: dict[str, Any] = {
+        "key": f"{METHODS[method]}, seed {seed}",
+        "evaluate_every": settings["evaluate_every"],
+    }
     run = cache.simulate(algorithm, model, federation, settings, seed, **how)
-    series, truth = series_of(run, settings), federation.true_clusters
-    return {**series, "pairs": pairs_of(run, truth)} if isinstance(algorithm, CFL) and truth else series
+    series = series_of(run, settings)
+    truth = federation.true_clusters
+    return (
+        {**series, "pairs": pairs_of(run, truth)}
+        if isinstance(algorithm, CFL) and truth
+        else series
+    )
 
 
 def _scores(found: Mapping[str, Sequence[Series]], first: int) -> tuple[Values, dict[str, Values]]:
     """Return seed by seed the scores of FL when CFL splits first, and those of all methods at the end."""
     stagnation = [series["scores"][series["rounds"].index(first)] for series in found["fl"]]
-    return stagnation, {method: [series["scores"][-1] for series in runs] for method, runs in found.items()}
+    return stagnation, {
+        method: [series["scores"][-1] for series in runs] for method, runs in found.items()
+    }
 
 
 def _first(found: Mapping[str, Sequence[Series]]) -> dict[str, Series]:
@@ -141,29 +193,42 @@ def _separated(runs: Sequence[Series]) -> tuple[bool, str]:
 
 def _norms_tell(runs: Sequence[Series]) -> tuple[bool | None, str]:
     """Return whether the largest norms of mixed clusters are above those of pure ones, and the norms."""
-    mixed, pure = ([norm for series in runs for norm in series["norms"][kind]] for kind in ("mixed", "pure"))
+    mixed, pure = (
+        [norm for series in runs for norm in series["norms"][kind]] for kind in ("mixed", "pure")
+    )
     return (
         min(mixed) > max(pure) if mixed and pure else None,
-        f"in the rounds of the splits {_listed(sorted(mixed))} of clusters of several distributions, "
-        f"{_listed(sorted(pure)) or 'none'} of those of one",
+        f"in the rounds of the splits {_listed(sorted(mixed))} of clusters of several "
+        f"distributions, {_listed(sorted(pure)) or 'none'} of those of one",
     )
 
 
-def _on_criteria(paper: Paper, found: Mapping[str, Sequence[Series]], settings: Settings) -> list[Claim]:
+def _on_criteria(
+    paper: Paper, found: Mapping[str, Sequence[Series]], settings: Settings
+) -> list[Claim]:
     """Return the claim on CFL that splits by eqs. 32, 33 and 39, where some ε₁, ε₂ and γ_max serve."""
     if "own" not in found:
         return []
     holds, measured = _separated(found["own"])
     splits = "; ".join(", ".join(map(str, series["splits"])) or "none" for series in found["own"])
     rule = _rule(settings["criteria"])
-    return [paper.claim("criteria", holds, f"{measured}, splits in rounds {splits}, by {rule}, chosen on other seeds")]
+    return [
+        paper.claim(
+            "criteria",
+            holds,
+            f"{measured}, splits in rounds {splits}, by {rule}, chosen on other seeds",
+        )
+    ]
 
 
 def _on_pairs(paper: Paper, runs: Sequence[Series]) -> list[Claim]:
     """Return what the right part of the workshop paper's figure 3 shows, if the runs kept it."""
     apart: list[float] = []
     for series in runs:
-        same, other = ({number: mean for number, _, mean, _ in series["pairs"][kind]} for kind in ("same", "other"))
+        same, other = (
+            {number: mean for number, _, mean, _ in series["pairs"][kind]}
+            for kind in ("same", "other")
+        )
         apart += [same[number] - other[number] for number in same.keys() & other.keys()]
     differ = f"mean similarities differ by {min(apart):.2f} to {max(apart):.2f}" if apart else ""
     return [paper.claim("alike", min(apart) > 0, differ)] if apart else []
@@ -177,7 +242,8 @@ def _dates(paper: Paper, settings: Settings) -> str:
 def _ends(found: Mapping[str, Sequence[Series]], end: Mapping[str, Values], unit: str) -> str:
     """Say how every method but FL ends."""
     return ", ".join(
-        f"{METHODS[method]} {np.mean(end[method]):.1f}{unit} (ARI {np.mean([each['ari'][-1] for each in runs]):.2f})"
+        f"{METHODS[method]} {np.mean(end[method]):.1f}{unit} (ARI "
+        f"{np.mean([each['ari'][-1] for each in runs]):.2f})"
         for method, runs in found.items()
         if method != "fl"
     )
@@ -188,7 +254,11 @@ def _because(paper: Paper, settings: Settings, found: Mapping[str, Sequence[Seri
     scale = f"{settings['rounds']} rounds, dates {', '.join(map(str, settings['split_rounds']))}"
     missed = {method: any(each["ari"][-1] < 1 for each in runs) for method, runs in found.items()}
     parts = [paper.texts["ours"].format(scale=scale)]
-    parts += [paper.texts["pure_norms"]] if missed["cfl"] and _norms_tell(found["cfl"])[0] is False else []
+    parts += (
+        [paper.texts["pure_norms"]]
+        if missed["cfl"] and _norms_tell(found["cfl"])[0] is False
+        else []
+    )
     parts += [paper.texts["other_seeds"]] if missed.get("own") else []
     return " ".join(parts)
 

@@ -1,8 +1,8 @@
 """CFL's figure 3: how often random gradients are split right, against what Theorem 1 promises.
 
-k distributions have gradients ∇R that are normal in d dimensions and sum to zero, as at a stationary point (eq. 104);
-m clients, the same number of each distribution, have ∇r = ∇R + noise. The noise is normal, too, and scaled to γ times
-the norm of ∇R, so that all γ_i of eq. 16 are γ.
+k distributions have gradients ∇R that are normal in d dimensions and sum to zero, as at a
+stationary point (eq. 104); m clients, the same number of each distribution, have ∇r = ∇R + noise.
+The noise is normal, too, and scaled to γ times the norm of ∇R, so that all γ_i of eq. 16 are γ.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ MANY = 10
 
 def bounds(k: int, gamma: float) -> tuple[float, float]:
     """Return the bounds of eqs. 19 and 21, on α_cross^max from above and α_intra^min from below, if all γ_i are γ."""
-    return bound_cross_similarity([gamma] * k, range(k)), bound_intra_similarity([gamma] * 2, [0, 0])
+    return bound_cross_similarity([gamma] * k, range(k)), bound_intra_similarity(
+        [gamma] * 2, [0, 0]
+    )
 
 
 def largest_noise(k: int) -> float:
@@ -61,7 +63,9 @@ class Sample:
     gap: float
 
 
-def draw_sample(k: int, d: int, gamma: float, clients_each: int, generator: np.random.Generator) -> Sample:
+def draw_sample(
+    k: int, d: int, gamma: float, clients_each: int, generator: np.random.Generator
+) -> Sample:
     """Draw gradients of k ≥ 2 distributions in d ≥ 2 dimensions with relative noise γ ≥ 0, and split them in two."""
     means = generator.normal(size=(k, d))
     means -= means.mean(0)
@@ -91,18 +95,24 @@ def summary(samples: Sequence[Sample]) -> dict[str, float]:
 
 def measure(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
     """Draw gradients for every k and γ, and for every d at one k and γ."""
-    gammas, fixed = settings["gammas"], settings["over_d"]
+    gammas = settings["gammas"]
+    fixed = settings["over_d"]
     cells = [
         cell
         for k in settings["ks"]
-        for cell in cache.piece(f"k = {k}", lambda k=k: [_cell(settings, k, settings["d"], gamma) for gamma in gammas])
+        for cell in cache.piece(
+            f"k = {k}", lambda k=k: [_cell(settings, k, settings["d"], gamma) for gamma in gammas]
+        )
     ]
-    over_d = [cache.piece(f"d = {d}", lambda d=d: _cell(settings, fixed["k"], d, fixed["gamma"])) for d in fixed["ds"]]
+    over_d = [
+        cache.piece(f"d = {d}", lambda d=d: _cell(settings, fixed["k"], d, fixed["gamma"]))
+        for d in fixed["ds"]
+    ]
     every = [*cells, *over_d]
     without = sum(cell["right_without_gap"] for cell in every)
     sentence = (
-        f"Of {len(every) * settings['samples']:,} random samples none broke a bound or was split wrong with a positive "
-        f"gap; {without:,} were split right without one."
+        f"Of {len(every) * settings['samples']:,} random samples none broke a bound or was split "
+        f"wrong with a positive gap; {without:,} were split right without one."
     )
     # Eqs. 30 and 31: P[g(α) > 0] is near 1 for k above 10, even for γ just above 1.
     above = min(gamma for gamma in gammas if gamma > 1)
@@ -123,12 +133,16 @@ def measure(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
 
 def _cell(settings: Settings, k: int, d: int, gamma: float) -> dict[str, Any]:
     generator = rng.generator(settings["seeds"][0], "figure 3", k, d, round(1000 * gamma))
-    samples = [draw_sample(k, d, gamma, settings["clients_each"], generator) for _ in range(settings["samples"])]
+    samples = [
+        draw_sample(k, d, gamma, settings["clients_each"], generator)
+        for _ in range(settings["samples"])
+    ]
     return {"k": k, "d": d, "gamma": gamma, **summary(samples)}
 
 
 def _claims(paper: Paper, cells: Sequence[Settings], samples: int) -> list[Claim]:
-    bounded = [cell for cell in cells if 0 < cell["gamma"] < 1]  # eq. 15; without noise they are the bounds
+    # eq. 15; without noise they are the bounds
+    bounded = [cell for cell in cells if 0 < cell["gamma"] < 1]
     n = len(bounded) * samples
     cross = max(cell["highest_cross"] - bounds(cell["k"], cell["gamma"])[0] for cell in bounded)
     intra = min(cell["lowest_intra"] - bounds(cell["k"], cell["gamma"])[1] for cell in bounded)
@@ -136,17 +150,29 @@ def _claims(paper: Paper, cells: Sequence[Settings], samples: int) -> list[Claim
     wrong = sum(1 - cell["gap_positive"] for cell in green) * samples
     many = [cell for cell in cells if cell["k"] > MANY]
     beyond = max((cell["gamma"] for cell in many if cell["gap_positive"] > 0.99), default=0)
-    without, misled = (sum(cell[key] for cell in cells) for key in ("right_without_gap", "wrong_with_gap"))
+    without, misled = (
+        sum(cell[key] for cell in cells) for key in ("right_without_gap", "wrong_with_gap")
+    )
     return [
-        paper.claim("cross", cross <= ROUNDING, f"{n:,} samples; the nearest stays {-cross:.4f} below"),
-        paper.claim("intra", intra >= -ROUNDING, f"{n:,} samples; the nearest stays {intra:.4f} above"),
-        paper.claim("promised", wrong < 0.5, f"{wrong:.0f} of {len(green) * samples:,} samples of the area were not"),
-        paper.claim("large", beyond > 1 if many else None, f"for k > {MANY}, P > 0.99 up to γ = {beyond:g}"),
+        paper.claim(
+            "cross", cross <= ROUNDING, f"{n:,} samples; the nearest stays {-cross:.4f} below"
+        ),
+        paper.claim(
+            "intra", intra >= -ROUNDING, f"{n:,} samples; the nearest stays {intra:.4f} above"
+        ),
+        paper.claim(
+            "promised",
+            wrong < 0.5,
+            f"{wrong:.0f} of {len(green) * samples:,} samples of the area were not",
+        ),
+        paper.claim(
+            "large", beyond > 1 if many else None, f"for k > {MANY}, P > 0.99 up to γ = {beyond:g}"
+        ),
         paper.claim("gap", misled == 0, f"{misled} samples with a positive gap and a wrong split"),
         paper.claim(
             "only",
             without == 0,
-            f"{without:,} of {len(cells) * samples:,} samples were split right without one: members of one "
-            "distribution may be as unlike as clients across the split",
+            f"{without:,} of {len(cells) * samples:,} samples were split right without one: "
+            "members of one distribution may be as unlike as clients across the split",
         ),
     ]

@@ -1,7 +1,7 @@
 """CFL's figures 1 and 2: toy problems in the plane, which no single model fits, and the paths of two clients.
 
-The paper shows pictures and gives no numbers; what is measured here shows the same cases. Every client has as many
-points for testing as for training.
+The paper shows pictures and gives no numbers; what is measured here shows the same cases. Every
+client has as many points for testing as for training.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def opposed(clients: int, points: int, seed: int) -> Federation:
 
     def draw(cluster: int, generator: np.random.Generator) -> tuple[Points, NDArray[np.int64]]:
         side = generator.integers(2, size=2 * points)
-        return _blobs(np.stack([2 * side - 1, 2 * side - 1], axis=1), generator), side if cluster == 0 else 1 - side
+        return _blobs(
+            np.stack([2 * side - 1, 2 * side - 1], axis=1), generator
+        ), side if cluster == 0 else 1 - side
 
     return _federation("opposed", clients, points, seed, draw)
 
@@ -57,9 +59,9 @@ def opposed(clients: int, points: int, seed: int) -> Federation:
 def two_risks(points: int, seed: int, *, congruent: bool) -> Federation:
     """Return two clients whose logistic risks can be minimised at once, or cannot.
 
-    Congruent: each client's points lie on an axis of its own, so that its risk depends on one weight only, and there is
-    a model that suits both. Incongruent: the points are spread over the plane, and the labels come from different
-    weights.
+    Congruent: each client's points lie on an axis of its own, so that its risk depends on one
+    weight only, and there is a model that suits both. Incongruent: the points are spread over the
+    plane, and the labels come from different weights.
     """
 
     def draw(client: int, generator: np.random.Generator) -> tuple[Points, NDArray[np.int64]]:
@@ -105,9 +107,14 @@ def _federation(
 ) -> Federation:
     drawn = [draw(client % 2, rng.generator(seed, name, client)) for client in range(clients)]
     places = np.arange(clients * 2 * points).reshape(clients, 2, points)
-    members = [ClientData(i, f"client-{i}", i, places[i, 0], places[i, 1][:0], places[i, 1]) for i in range(clients)]
-    x, y = np.concatenate([x for x, _ in drawn]), np.concatenate([y for _, y in drawn])
-    train, test = places[:, 0].ravel(), places[:, 1].ravel()
+    members = [
+        ClientData(i, f"client-{i}", i, places[i, 0], places[i, 1][:0], places[i, 1])
+        for i in range(clients)
+    ]
+    x = np.concatenate([x for x, _ in drawn])
+    y = np.concatenate([y for _, y in drawn])
+    train = places[:, 0].ravel()
+    test = places[:, 1].ravel()
     pool = Pool(name, torch.from_numpy(x), torch.from_numpy(y), y, train, test, outputs=2)
     return Federation(pool, tuple(members), {i: i % 2 for i in range(clients)}, name)
 
@@ -139,7 +146,10 @@ METHODS = {"fl": "one model for all", "cfl": "CFL"}
 
 def measure_xor(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
     """Let FedAvg and CFL learn the two problems."""
-    found = {case: cache.by_seed(case, settings["seeds"], partial(_learn, cache, settings, case)) for case in CASES}
+    found = {
+        case: cache.by_seed(case, settings["seeds"], partial(_learn, cache, settings, case))
+        for case in CASES
+    }
     rows = [
         Row.of(f"{what} · {label}", None, [100 * each[method] for each in found[case]])
         for case, (what, _, _) in CASES.items()
@@ -148,23 +158,30 @@ def measure_xor(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome
     best_fl = {case: 100 * max(each["fl"] for each in found[case]) for case in CASES}
     worst_cfl = min(100 * each["cfl"] for case in ("xor", "opposed") for each in found[case])
     linear, hidden, diverging = (f"{best:.1f} %" for best in best_fl.values())
-    simple = f"a linear model for all: at most {linear}; with a hidden layer it fits them ({hidden})"
+    simple = (
+        f"a linear model for all: at most {linear}; with a hidden layer it fits them ({hidden})"
+    )
     claims = (
         paper.claim("simple", best_fl["xor"] < 90, simple),
-        paper.claim("diverging", best_fl["opposed"] < 60, f"a model with a hidden layer for all: at most {diverging}"),
+        paper.claim(
+            "diverging",
+            best_fl["opposed"] < 60,
+            f"a model with a hidden layer for all: at most {diverging}",
+        ),
         paper.claim("separated", worst_cfl > 95, f"after CFL's split: at least {worst_cfl:.1f} %"),
     )
     series = {case: found[case][0]["picture"] for case in ("xor", "opposed")}
     sentence = (
-        f"One model for all reaches {best_fl['xor']:.1f} and {diverging} at most, after CFL's split the "
-        f"clusters' own reach {worst_cfl:.1f} % at least."
+        f"One model for all reaches {best_fl['xor']:.1f} and {diverging} at most, after CFL's "
+        f"split the clusters' own reach {worst_cfl:.1f} % at least."
     )
     return paper.outcome(rows, claims, series, sentence)
 
 
 def _learn(cache: ResultCache, settings: Settings, case: str, seed: int) -> dict[str, Any]:
     _, data, model = CASES[case]
-    federation, rounds = data(settings["clients"], settings["points"], seed), settings["rounds"]
+    federation = data(settings["clients"], settings["points"], seed)
+    rounds = settings["rounds"]
     methods = {"fl": FedAvg(), "cfl": CFL(split_rounds=(rounds // 2,), eps2=1e-3)}
     runs = {
         name: cache.simulate(algorithm, model, federation, settings, seed, evaluate_every=rounds)
@@ -179,14 +196,18 @@ def _picture(federation: Federation, runs: dict[str, Run], model: str) -> dict[s
     points: list[dict[str, Any]] = []
     for cluster in range(2):
         x, y = federation.examples(cluster, "test")
-        points.append({"x": np.round(x[:SHOWN].numpy().astype(float), 2).tolist(), "y": y[:SHOWN].tolist()})
+        points.append(
+            {"x": np.round(x[:SHOWN].numpy().astype(float), 2).tolist(), "y": y[:SHOWN].tolist()}
+        )
     models = {"one model for all": runs["fl"].tree.nodes[0].params}
     leaves = runs["cfl"].tree.leaves
     if len(leaves) == 2:
         models |= {f"cluster {leaf.members[0] % 2 + 1}": leaf.params for leaf in leaves}
     return {
         "points": points,
-        "opinions": {name: _predictions(runs["fl"], model, params) for name, params in models.items()},
+        "opinions": {
+            name: _predictions(runs["fl"], model, params) for name, params in models.items()
+        },
     }
 
 
@@ -212,20 +233,31 @@ def measure_paths(paper: Paper, cache: ResultCache, settings: Settings) -> Outco
         for kind, runs in found.items()
         for norm in ("mean_norm", "max_norm")
     }
-    still, gone = min(left["incongruent", "max_norm"]), max(left["congruent", "max_norm"])
+    still = min(left["incongruent", "max_norm"])
+    gone = max(left["congruent", "max_norm"])
     at_rest = max(left["incongruent", "mean_norm"] + left["congruent", "mean_norm"])
     what = "cosine similarity of the two clients' updates at the end, incongruent (eq. 13)"
     row = Row.of(what, -1.0, [each["cosine"] for each in found["incongruent"]], "", within=0.01)
     claims = (
         paper.claim(
-            "stationary", at_rest < 0.01, f"the mean update shrinks to at most {at_rest:.2g} of its first norm"
+            "stationary",
+            at_rest < 0.01,
+            f"the mean update shrinks to at most {at_rest:.2g} of its first norm",
         ),
-        paper.claim("incongruent", still > 0.1, f"the largest update keeps at least {still:.2g} of its first norm"),
-        paper.claim("congruent", gone < 0.01, f"the largest update shrinks to at most {gone:.2g} of its first norm"),
+        paper.claim(
+            "incongruent",
+            still > 0.1,
+            f"the largest update keeps at least {still:.2g} of its first norm",
+        ),
+        paper.claim(
+            "congruent",
+            gone < 0.01,
+            f"the largest update shrinks to at most {gone:.2g} of its first norm",
+        ),
     )
     sentence = (
-        f"Incongruent: cosine {row.ours:.3f}, and the largest update keeps {still:.2g} of its first norm; "
-        f"congruent: {gone:.2g}."
+        f"Incongruent: cosine {row.ours:.3f}, and the largest update keeps {still:.2g} of its "
+        f"first norm; congruent: {gone:.2g}."
     )
     return paper.outcome([row], claims, {kind: runs[0] for kind, runs in found.items()}, sentence)
 
@@ -239,13 +271,25 @@ def _path(cache: ResultCache, settings: Settings, kind: str, seed: int) -> dict[
         path.append(tree.nodes[0].params.tolist())
 
     local = {**settings, "epochs": 1, "batch_size": settings["points"]}  # gradient descent
-    more: dict[str, Any] = {"evaluate_every": settings["rounds"], "engine": "loop", "on_round": on_round}
+    more: dict[str, Any] = {
+        "evaluate_every": settings["rounds"],
+        "engine": "loop",
+        "on_round": on_round,
+    }
     run = cache.simulate(
-        CFL(split_rounds=(settings["rounds"] + 1,)), TwoWeights(start), federation, local, seed, **more
+        CFL(split_rounds=(settings["rounds"] + 1,)),
+        TwoWeights(start),
+        federation,
+        local,
+        seed,
+        **more,
     )
     return {
         "path": np.round(path, 3).tolist(),
-        "risks": [np.round(risk(federation, client, plane(*settings["window"])), 3).tolist() for client in range(2)],
+        "risks": [
+            np.round(risk(federation, client, plane(*settings["window"])), 3).tolist()
+            for client in range(2)
+        ],
         "cosine": float(run.similarities[-1].alpha[0, 1]),
         **{norm: [row[norm] for row in run.cluster_rows] for norm in ("mean_norm", "max_norm")},
     }

@@ -3,7 +3,13 @@
 from fedclade_papers.experiment import experiments_of
 from fedclade_papers.fedgroup.classes import measure_classes
 from fedclade_papers.fedgroup.distances import measure_distances
-from fedclade_papers.fedgroup.figures import draw_best, draw_classes, draw_distances, draw_rounds, draw_statistics
+from fedclade_papers.fedgroup.figures import (
+    draw_best,
+    draw_classes,
+    draw_distances,
+    draw_rounds,
+    draw_statistics,
+)
 from fedclade_papers.fedgroup.methods import measure_best, measure_joining, measure_rounds
 from fedclade_papers.fedgroup.tasks import TABLES, measure_statistics
 

@@ -14,34 +14,53 @@ from fedclade_papers.outcome import Claim, Outcome, Row, within_printed
 
 TARGET = 0.85
 
-MEAN, VARIANCE = "discrepancy, mean", "discrepancy, variance"
-MAXIMUM, MEDIAN, ROUNDS = "accuracy, maximum", "accuracy, median", "rounds to 85 %"
+MEAN = "discrepancy, mean"
+VARIANCE = "discrepancy, variance"
+MAXIMUM = "accuracy, maximum"
+MEDIAN = "accuracy, median"
+ROUNDS = "rounds to 85 %"
 
 
 def measure_classes(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
     """Train FedAvg on clients with few classes each; ``series`` has the first seed round by round."""
     task = TASKS[settings["task"]]
-    runs = {n: runs_of(cache, settings, task, "FedAvg", labels_per_client=n) for n in settings["classes"]}
+    runs = {
+        n: runs_of(cache, settings, task, "FedAvg", labels_per_client=n)
+        for n in settings["classes"]
+    }
     rows = {n: _rows(n, found, paper.numbers[f"{n}"]) for n, found in runs.items()}
-    series = {f"{n}": {key: found[0][key] for key in ("accuracy", "discrepancy")} for n, found in runs.items()}
-    few, many = rows[min(rows)], rows[max(rows)]
+    series = {
+        f"{n}": {key: found[0][key] for key in ("accuracy", "discrepancy")}
+        for n, found in runs.items()
+    }
+    few = rows[min(rows)]
+    many = rows[max(rows)]
     sentence = (
         f"From {min(rows)} to {max(rows)} classes: best accuracy {few[MAXIMUM].ours:.1f} to "
-        f"{many[MAXIMUM].ours:.1f} %, discrepancy {few[MEAN].ours:.1f} to {many[MEAN].ours:.1f}, its variance "
-        f"{few[VARIANCE].ours:.0f} to {many[VARIANCE].ours:.0f}."
+        f"{many[MAXIMUM].ours:.1f} %, discrepancy {few[MEAN].ours:.1f} to {many[MEAN].ours:.1f}, "
+        f"its variance {few[VARIANCE].ours:.0f} to {many[VARIANCE].ours:.0f}."
     )
-    missed = [f"With {n} classes 85 % were not reached in all runs." for n in rows if ROUNDS not in rows[n]]
+    missed = [
+        f"With {n} classes 85 % were not reached in all runs."
+        for n in rows
+        if ROUNDS not in rows[n]
+    ]
     claims = _claims(paper, rows, tested=settings["rounds"] >= FEWEST_ROUNDS)
     # Figure 1 draws the runs of Table I, whose rows count there.
     shown_in = paper.texts.get("rows_of", "")
     every = [replace(row, repeats=shown_in) for of_n in rows.values() for row in of_n.values()]
-    return paper.outcome(every, claims, series, sentence, remarks=[paper.texts["shared_out"], *missed])
+    return paper.outcome(
+        every, claims, series, sentence, remarks=[paper.texts["shared_out"], *missed]
+    )
 
 
 def _rows(classes: int, runs: Sequence[Found], paper: Sequence[float]) -> dict[str, Row]:
     """Return the five figures of a row of Table I; the last is left out if a run did not get there."""
     accuracy = [[100 * value for value in run["accuracy"]] for run in runs]
-    rounds = [next((n for n, value in enumerate(run["accuracy"], start=1) if value >= TARGET), None) for run in runs]
+    rounds = [
+        next((n for n, value in enumerate(run["accuracy"], start=1) if value >= TARGET), None)
+        for run in runs
+    ]
     found = {
         MEAN: ([fmean(run["discrepancy"]) for run in runs], "", 0.5),
         VARIANCE: ([variance(run["discrepancy"]) for run in runs], "", 2.0),
@@ -59,12 +78,21 @@ def _rows(classes: int, runs: Sequence[Found], paper: Sequence[float]) -> dict[s
 
 def _claims(paper: Paper, rows: Mapping[int, Mapping[str, Row]], *, tested: bool) -> list[Claim]:
     """Return what section III-A says of the step from the fewest to the most classes."""
-    few, many = min(rows), max(rows)
+    few = min(rows)
+    many = max(rows)
     checks: dict[str, tuple[str, int, Callable[[float, float], bool] | None]] = {
         "discrepancy": (MEAN, -1, None),
-        "variance": (VARIANCE, -1, lambda first, last: within_printed([100 * (1 - last / first)], 80.5)),
+        "variance": (
+            VARIANCE,
+            -1,
+            lambda first, last: within_printed([100 * (1 - last / first)], 80.5),
+        ),
         "maximum": (MAXIMUM, 1, lambda first, last: within_printed([last - first], 4.0)),
-        "rounds": (ROUNDS, -1, lambda first, last: within_printed([first], 36) and within_printed([last], 10)),
+        "rounds": (
+            ROUNDS,
+            -1,
+            lambda first, last: within_printed([first], 36) and within_printed([last], 10),
+        ),
     }
     claims: list[Claim] = []
     for key, (what, sign, is_as_large) in checks.items():
@@ -73,7 +101,8 @@ def _claims(paper: Paper, rows: Mapping[int, Mapping[str, Row]], *, tested: bool
         if not (what in rows[few] and what in rows[many]):
             claims.append(paper.claim(key, None, f"{what}: not reached in all runs"))
             continue
-        first, last = rows[few][what].ours, rows[many][what].ours
+        first = rows[few][what].ours
+        last = rows[many][what].ours
         measured = f"{what}: {first:.3g} with {few}, {last:.3g} with {many}"
         holds = sign * (last - first) > 0 if tested or key == "maximum" else None
         claims.append(paper.claim(key, holds, measured, is_as_large and is_as_large(first, last)))

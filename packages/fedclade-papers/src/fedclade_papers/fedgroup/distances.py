@@ -26,17 +26,37 @@ SHOWN = 300
 
 def measure_distances(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
     """Compare the distances of clients in M, the ternary similarities, with those in M', all cosines."""
-    rows, claims, series = list[Row](), list[Claim](), dict[str, Found]()
+    rows = list[Row]()
+    claims = list[Claim]()
+    series = dict[str, Found]()
     for name, task in tasks_at_hand(cache, settings).items():
         found = cache.by_seed(name, settings["seeds"], partial(_compared, cache, settings, task))
-        straight = Row.of(f"{name} · correlation of the distances", None, [run["correlation"] for run in found], "")
-        rows += [straight, Row.of(f"{name} · agreement of the groups (ARI)", None, [run["ari"] for run in found], "")]
-        measured = f"correlation {straight.ours:.3f}; about linear is called {ABOUT_LINEAR} and more"
+        straight = Row.of(
+            f"{name} · correlation of the distances",
+            None,
+            [run["correlation"] for run in found],
+            "",
+        )
+        rows += [
+            straight,
+            Row.of(
+                f"{name} · agreement of the groups (ARI)", None, [run["ari"] for run in found], ""
+            ),
+        ]
+        measured = (
+            f"correlation {straight.ours:.3f}; about linear is called {ABOUT_LINEAR} and more"
+        )
         claims.append(paper.claim("linear", straight.ours >= ABOUT_LINEAR, measured, task=name))
         series[name] = found[0]["sample"]
-    correlations = ", ".join(f"{row.ours:.2f} ({row.what.partition(' · ')[0]})" for row in rows[::2])
+    correlations = ", ".join(
+        f"{row.ours:.2f} ({row.what.partition(' · ')[0]})" for row in rows[::2]
+    )
     bent = [name for claim, name in zip(claims, series, strict=True) if not claim.holds]
-    because = f"{', '.join(bent)}: m directions hold too little of how the clients differ." if bent else ""
+    because = (
+        f"{', '.join(bent)}: m directions hold too little of how the clients differ."
+        if bent
+        else ""
+    )
     sentence = f"Correlation of the distances of all pairs: {correlations}."
     remarks = [paper.texts["shared_out"], *absent(cache, settings)]
     return paper.outcome(rows, claims, series, sentence, because=because, remarks=remarks)
@@ -48,8 +68,9 @@ def _compared(cache: ResultCache, settings: Settings, task: Task, seed: int) -> 
     Returns
     -------
     dict
-        ``correlation`` of the distances of all pairs (Pearson's); ``ari``, how far k-means finds the same groups in
-        both; and ``sample``, some pairs: distances in M' (``full``) and in M (``ternary``).
+        ``correlation`` of the distances of all pairs (Pearson's); ``ari``, how far k-means finds
+        the same groups in both; and ``sample``, some pairs: distances in M' (``full``) and in M
+        (``ternary``).
     """
     updates, chosen = pretrained(cache, settings, task, seed)
     points = {

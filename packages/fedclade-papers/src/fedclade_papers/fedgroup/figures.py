@@ -20,9 +20,15 @@ def draw_classes(outcome: Outcome, settings: Settings) -> Figure:
     figure = style.new_figure(3.0 * panels + 0.6, 3.4)
     axes = figure.subplots(1, panels, sharey=True, squeeze=False)[0]
     largest = max(value for found in outcome.series.values() for value in found["discrepancy"])
-    for place, (left, (classes, found)) in enumerate(zip(axes, outcome.series.items(), strict=True)):
+    for place, (left, (classes, found)) in enumerate(
+        zip(axes, outcome.series.items(), strict=True)
+    ):
         _plot(left, found["accuracy"], color=style.INK, linewidth=1)
-        left.set_title(f"{classes} class{'es' if classes != '1' else ''} per client", fontsize=10, color=style.INK)
+        left.set_title(
+            f"{classes} class{'es' if classes != '1' else ''} per client",
+            fontsize=10,
+            color=style.INK,
+        )
         right = _discrepancy_axis(left)
         _plot(right, found["discrepancy"], color=style.ACCENT, linewidth=0.9)
         right.set_ylim(0, 1.05 * largest)
@@ -76,9 +82,15 @@ def draw_rounds(outcome: Outcome, settings: Settings) -> Figure:
         axes[0, column].set_title(task, fontsize=10, color=style.INK)
         for row, method in ((1, "FedGroup"), (2, "FedGrouProx")):
             _draw_groups(axes[row, column], found[method])
-            style.label(axes[row, column], x="round" if row == 2 else "", y=f"{method}, accuracy" if not column else "")
+            style.label(
+                axes[row, column],
+                x="round" if row == 2 else "",
+                y=f"{method}, accuracy" if not column else "",
+            )
         style.label(axes[0, column], y="FedAvg, FedProx, accuracy" if not column else "")
-    style.set_title(figure, "Accuracy over rounds", f"thin: a group; dotted: discrepancy · {_of(settings)}")
+    style.set_title(
+        figure, "Accuracy over rounds", f"thin: a group; dotted: discrepancy · {_of(settings)}"
+    )
     return figure
 
 
@@ -93,7 +105,9 @@ def _draw_baselines(left: Axes, found: dict[str, Any], last: bool) -> None:
 
 def _draw_groups(panel: Axes, found: dict[str, Any]) -> None:
     for color, accuracy in zip(style.CLUSTERS, found["groups"].values(), strict=False):
-        _plot(panel, [float("nan") if a is None else a for a in accuracy], color=color, linewidth=0.7)
+        _plot(
+            panel, [float("nan") if a is None else a for a in accuracy], color=color, linewidth=0.7
+        )
     _plot(panel, found["accuracy"], color=style.INK, linewidth=1.4)
     style.plain(panel)
     style.percent_scale(panel)
@@ -104,10 +118,21 @@ def draw_distances(outcome: Outcome, settings: Settings) -> Figure:
     figure = style.new_figure(3.2 * len(outcome.series) + 0.6, 3.4)
     axes = figure.subplots(1, len(outcome.series), squeeze=False)[0]
     for place, (panel, (task, found)) in enumerate(zip(axes, outcome.series.items(), strict=True)):
-        panel.plot(found["full"], found["ternary"], linestyle="", marker=".", markersize=4, color=style.ACCENT)
+        panel.plot(
+            found["full"],
+            found["ternary"],
+            linestyle="",
+            marker=".",
+            markersize=4,
+            color=style.ACCENT,
+        )
         panel.set_title(task, fontsize=10, color=style.INK)
         style.plain(panel)
-        style.label(panel, x="distance in M′ (all cosines)", y="distance in M (ternary)" if place == 0 else "")
+        style.label(
+            panel,
+            x="distance in M′ (all cosines)",
+            y="distance in M (ternary)" if place == 0 else "",
+        )
     style.set_title(figure, "Distances of pairs of clients", _of(settings))
     return figure
 

@@ -30,12 +30,17 @@ Runs = Mapping[str, Mapping[str, Sequence[Found]]]
 
 def _runs(cache: ResultCache, settings: Settings, methods: Sequence[str]) -> Runs:
     return {
-        name: {which: runs_of(cache, settings, task, which, seeds=settings["seeds_of"].get(name)) for which in methods}
+        name: {
+            which: runs_of(cache, settings, task, which, seeds=settings["seeds_of"].get(name))
+            for which in methods
+        }
         for name, task in tasks_at_hand(cache, settings).items()
     }
 
 
-def _best_rows(name: str, runs: Mapping[str, Sequence[Found]], paper: Mapping[str, float | None]) -> list[Row]:
+def _best_rows(
+    name: str, runs: Mapping[str, Sequence[Found]], paper: Mapping[str, float | None]
+) -> list[Row]:
     """Return the best accuracy of all rounds of every method."""
     return [
         Row.of(
@@ -55,17 +60,28 @@ def _of_table(paper: Paper, name: str) -> dict[str, float | None]:
 def measure_best(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
     """Run all methods at all tasks whose data is there (Table III)."""
     runs = _runs(cache, settings, METHODS)
-    rows, claims, lines, last = list[Row](), list[Claim](), list[str](), list[str]()
+    rows = list[Row]()
+    claims = list[Claim]()
+    lines = list[str]()
+    last = list[str]()
     for name, of_methods in runs.items():
         table = _of_table(paper, name)
         best_rows = _best_rows(name, of_methods, table)
         best = {which: row.ours for which, row in zip(METHODS, best_rows, strict=True)}
         rows += best_rows
         claims += _claims(paper, name, best, table, tested=settings["rounds"] >= FEWEST_ROUNDS)
-        theirs = {which: "" if value is None else f" ({value:.1f})" for which, value in table.items()}
-        lines.append(f"{name}: {', '.join(f'{_short(which)} {best[which]:.1f}{theirs[which]}' for which in METHODS)}")
+        theirs = {
+            which: "" if value is None else f" ({value:.1f})" for which, value in table.items()
+        }
+        lines.append(
+            f"{name}: "
+            f"{', '.join(f'{_short(which)} {best[which]:.1f}{theirs[which]}' for which in METHODS)}"
+        )
         # The best round cannot be chosen in earnest: what the last ten come to.
-        ten = {which: fmean(fmean(run["accuracy"][-10:]) for run in each) for which, each in of_methods.items()}
+        ten = {
+            which: fmean(fmean(run["accuracy"][-10:]) for run in each)
+            for which, each in of_methods.items()
+        }
         listed = ", ".join(f"{which} {100 * accuracy:.1f}" for which, accuracy in ten.items())
         last.append(f"{name}, mean of the last ten rounds in %: {listed}.")
     gone = ", ".join(name for name in settings["tasks"] if name not in runs)
@@ -80,20 +96,30 @@ def _short(which: str) -> str:
 
 
 def _claims(
-    paper: Paper, name: str, best: Mapping[str, float], table: Mapping[str, float | None], *, tested: bool
+    paper: Paper,
+    name: str,
+    best: Mapping[str, float],
+    table: Mapping[str, float | None],
+    *,
+    tested: bool,
 ) -> list[Claim]:
     """Return what section IV-B says, for one task, and whether the methods rank as in Table III."""
     averaged, proximal, rcc, rac, ours, both = (best[which] for which in METHODS)
     baseline = max(averaged, proximal)
     synthetic = name.startswith("Synthetic")
-    claim = partial(paper.claim, task=name, but="and FedGroup here" if synthetic else "but not FedGroup")
+    claim = partial(
+        paper.claim, task=name, but="and FedGroup here" if synthetic else "but not FedGroup"
+    )
     by = f"by {ours - baseline:+.1f} and {both - baseline:+.1f} points; FedGroup − FedAvg {ours - averaged:+.1f}"
-    beside = f"RCC {rcc:.1f} %, FedGroup {ours:.1f} %, the better of FedAvg and FedProx {baseline:.1f} %"
+    beside = (
+        f"RCC {rcc:.1f} %, FedGroup {ours:.1f} %, the better of FedAvg and FedProx {baseline:.1f} %"
+    )
     claims = [
         claim("groups", min(ours, both) > baseline, by),
         claim("rcc", baseline < rcc and (rcc > ours) == synthetic if tested else None, beside),
     ]
-    if not synthetic:  # all of Synthetic's clients pre-train, none is cold, and the paper has no figure
+    # all of Synthetic's clients pre-train, none is cold, and the paper has no figure
+    if not synthetic:
         measured = f"RAC {rac:.1f} %, FedAvg {averaged:.1f} %, FedProx {proximal:.1f} %"
         claims.append(claim("rac", rac < min(averaged, proximal) if tested else None, measured))
     # Those that the paper has within a fifth of a point may change places.
@@ -103,20 +129,25 @@ def _claims(
         for one, other in combinations(sorted(known, key=known.__getitem__), 2)
         if known[other] - known[one] > ALIKE and best[one] > best[other]
     ]
-    ranks = " < ".join(f"{_short(which)} {best[which]:.1f}" for which in sorted(best, key=best.__getitem__))
+    ranks = " < ".join(
+        f"{_short(which)} {best[which]:.1f}" for which in sorted(best, key=best.__getitem__)
+    )
     holds = not swapped if tested and known else None
     return [*claims, claim("rank", holds, f"{ranks} %" + "".join(swapped))]
 
 
 def measure_joining(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
     """Run FedGroup with every reading of section III-E and eq. 10."""
-    rows, claims = list[Row](), list[Claim]()
+    rows = list[Row]()
+    claims = list[Claim]()
     for name, runs in _runs(cache, settings, JOINING).items():
         printed = _of_table(paper, name)["FedGroup"]
         best = _best_rows(name, runs, dict.fromkeys(JOINING, printed))
         rows += best
         ways = ("all at the start", *(way.removeprefix("FedGroup, ") for way in JOINING[1:]))
-        measured = ", ".join(f"{way}: {row.ours:.1f} %" for way, row in zip(ways, best, strict=True))
+        measured = ", ".join(
+            f"{way}: {row.ours:.1f} %" for way, row in zip(ways, best, strict=True)
+        )
         holds = None if printed is None else best[1].ours > printed - 1
         claims.append(paper.claim("join", holds, measured, task=name))
     printed = " (Table III: 95.7 %)." if rows and rows[0].paper else "."
@@ -135,7 +166,12 @@ def measure_rounds(paper: Paper, cache: ResultCache, settings: Settings) -> Outc
         claims.append(paper.claim("stable", proximal < averaged, measured, task=name))
     texts = (paper.texts["left_out"], paper.texts["shared_out"])
     rows = [
-        Row.of(f"{name} · {which}, mean discrepancy", None, [fmean(run["discrepancy"]) for run in found[which]], "")
+        Row.of(
+            f"{name} · {which}, mean discrepancy",
+            None,
+            [fmean(run["discrepancy"]) for run in found[which]],
+            "",
+        )
         for name, found in runs.items()
         for which in SHOWN
     ]

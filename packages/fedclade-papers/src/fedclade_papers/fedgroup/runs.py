@@ -38,7 +38,11 @@ def method(name: str, task: Task, settings: Settings) -> tuple[Algorithm, float]
     """Return an algorithm, ``FedAvg``, ``FedProx`` or one of :data:`WAYS`, and the μ of its local training."""
     if name in ("FedAvg", "FedProx"):
         return FedAvg(), task.mu if name == "FedProx" else 0.0
-    common = {"groups": task.groups, "pretrain_scale": settings["pretrain_scale"], "eta_g": settings["eta_g"]}
+    common = {
+        "groups": task.groups,
+        "pretrain_scale": settings["pretrain_scale"],
+        "eta_g": settings["eta_g"],
+    }
     mu = task.mu if name == "FedGrouProx" else None
     return FedGroup(**common, mu=mu, **WAYS[name]), 0.0
 
@@ -68,7 +72,13 @@ def runs_of(
         federation = federation_of(task.data, settings, within, seed, labels_per_client)
         algorithm, mu = method(name, task, settings)
         run = within.simulate(
-            *(algorithm, task.maker(federation), federation, {**settings, "lr": task.lr, "mu": mu}, seed),
+            *(
+                algorithm,
+                task.maker(federation),
+                federation,
+                {**settings, "lr": task.lr, "mu": mu},
+                seed,
+            ),
             key=f"{key}, seed {seed}",
             client_fraction=min(1.0, settings["selected"] / len(federation)),
             engine=task.engine,
@@ -84,7 +94,8 @@ def runs_of(
 
 def _accuracy_of_groups(run: Run) -> dict[str, list[float | None]]:
     """Return by leaf the accuracy of its members in every round, weighted by their sizes; None while it has none."""
-    right, weight = defaultdict[tuple[int, int], float](float), defaultdict[tuple[int, int], int](int)
+    right = defaultdict[tuple[int, int], float](float)
+    weight = defaultdict[tuple[int, int], int](int)
     for row in run.client_rows:
         place = row["cluster"], row["round"]
         right[place] += row["accuracy"] * row["n_train"]
@@ -92,20 +103,26 @@ def _accuracy_of_groups(run: Run) -> dict[str, list[float | None]]:
     rounds = range(1, len(run.metric_rows) + 1)
     return {
         f"{leaf.id}": [
-            round(right[place] / weight[place], DIGITS) if (place := (leaf.id, number)) in weight else None
+            round(right[place] / weight[place], DIGITS)
+            if (place := (leaf.id, number)) in weight
+            else None
             for number in rounds
         ]
         for leaf in run.tree.leaves
     }
 
 
-def pretrained(cache: ResultCache, settings: Settings, task: Task, seed: int) -> tuple[Updates, list[int]]:
+def pretrained(
+    cache: ResultCache, settings: Settings, task: Task, seed: int
+) -> tuple[Updates, list[int]]:
     """Return the updates of all n clients after one epoch from w_0, and the rows of αm of them, as Algorithm 3 has."""
     federation = federation_of(task.data, settings, cache, seed)
     module = task.maker(federation)(seed)
     clients = SimulatedClients(federation, module, choose_device(cache.device), task.engine)
     initial = clients.layout.flatten(module)
-    this_round = Round(1, local_of({**settings, "epochs": 1, "lr": task.lr}), seed, purpose="pretrain")
+    this_round = Round(
+        1, local_of({**settings, "epochs": 1, "lr": task.lr}), seed, purpose="pretrain"
+    )
     wanted = min(len(federation), settings["pretrain_scale"] * task.groups)
     chosen = this_round.generator("pretrain").choice(len(federation), wanted, replace=False)
     ids = list(federation.ids)

@@ -41,8 +41,11 @@ class Task:
     @property
     def parameters(self) -> int:
         """Number of the model's parameters."""
-        shape, arguments = tuple(self.input_shape), self.arguments
-        module = build_model(self.model, input_shape=shape, outputs=self.outputs, arguments=arguments)
+        shape = tuple(self.input_shape)
+        arguments = self.arguments
+        module = build_model(
+            self.model, input_shape=shape, outputs=self.outputs, arguments=arguments
+        )
         return sum(parameter.numel() for parameter in module.parameters())
 
     def maker(self, federation: Federation) -> Maker:
@@ -66,7 +69,11 @@ def tasks_at_hand(cache: ResultCache, settings: Settings) -> dict[str, Task]:
 def absent(cache: ResultCache, settings: Settings) -> list[str]:
     """Say of the other tasks that they were not measured."""
     measured = tasks_at_hand(cache, settings)
-    return [f"{name} was not measured: its data is not at hand." for name in settings["tasks"] if name not in measured]
+    return [
+        f"{name} was not measured: its data is not at hand."
+        for name in settings["tasks"]
+        if name not in measured
+    ]
 
 
 def federation_of(
@@ -76,15 +83,22 @@ def federation_of(
     how = TABLES["federations"][data]
     if labels_per_client != LABELS:
         how = how | {"partition_arguments": {"labels_per_client": labels_per_client}}
-    return load_federation(data, clients=settings["clients"][data], seed=seed, data_dir=cache.data_dir, **how)
+    return load_federation(
+        data, clients=settings["clients"][data], seed=seed, data_dir=cache.data_dir, **how
+    )
 
 
 def measure_statistics(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
     """Count the parameters of every model, and the clients and samples of the data that is there."""
-    rows, exact, counted = list[Row](), list[bool](), set[str]()
+    rows = list[Row]()
+    exact = list[bool]()
+    counted = set[str]()
     present = tasks_at_hand(cache, settings)
     for name in settings["tasks"]:
-        task, (clients, samples, parameters) = TASKS[name], paper.numbers.get(name, (None, None, None))
+        task, (clients, samples, parameters) = (
+            TASKS[name],
+            paper.numbers.get(name, (None, None, None)),
+        )
         found = cache.piece(f"{name}, parameters", lambda task=task: task.parameters)
         rows.append(Row(f"{name} · parameters", parameters, found, "", (float(found),), within=0.0))
         exact.append(parameters in (None, found))
@@ -93,14 +107,23 @@ def measure_statistics(paper: Paper, cache: ResultCache, settings: Settings) -> 
 
             def count(seed: int, data: str = task.data) -> dict[str, int]:
                 members = federation_of(data, settings, cache, seed).clients
-                return {"clients": len(members), "samples": sum(len(m.train) + len(m.test) for m in members)}
+                return {
+                    "clients": len(members),
+                    "samples": sum(len(m.train) + len(m.test) for m in members),
+                }
 
             counts = cache.by_seed(task.data, settings["seeds"], count)
             devices, examples = ([each[key] for each in counts] for key in ("clients", "samples"))
             rows.append(Row.of(f"{task.data} · devices", clients, devices, "", within=0.0))
             rows.append(Row.of(f"{task.data} · samples", samples, examples, "", within=ROUNDED))
     claim = paper.claim("exact", all(exact), f"{sum(exact)} of {len(exact)} to the last one")
-    sizes = (f"{row.what.replace(' · ', ': ')} {row.ours:,.0f}" for row in rows if row.what.endswith("samples"))
+    sizes = (
+        f"{row.what.replace(' · ', ': ')} {row.ours:,.0f}"
+        for row in rows
+        if row.what.endswith("samples")
+    )
     sentence = f"{sum(exact)} of {len(exact)} models have the very number of parameters; {'; '.join(sizes)}."
     remarks = [paper.texts["shared_out"], *absent(cache, settings)]
-    return paper.outcome(rows, [claim], {row.what: [row.paper, row.ours] for row in rows}, sentence, remarks=remarks)
+    return paper.outcome(
+        rows, [claim], {row.what: [row.paper, row.ours] for row in rows}, sentence, remarks=remarks
+    )

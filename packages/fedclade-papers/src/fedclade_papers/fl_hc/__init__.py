@@ -4,7 +4,12 @@ from pathlib import Path
 
 from fedclade_papers.experiment import experiments_of, read_tables
 from fedclade_papers.fl_hc.figures import draw_cells, draw_curves, draw_heights
-from fedclade_papers.fl_hc.tables import measure_curves, measure_fractions, measure_iid, measure_linkages
+from fedclade_papers.fl_hc.tables import (
+    measure_curves,
+    measure_fractions,
+    measure_iid,
+    measure_linkages,
+)
 
 EXPERIMENTS = experiments_of(
     read_tables(Path(__file__).with_name("experiments.toml")),

@@ -38,7 +38,10 @@ class Cell:
     def after(self, what: str, *, averaged: bool = False) -> list[float]:
         """Return ``accuracy`` or ``reached`` in the round after the clustering step, seed by seed."""
         number = self.rounds_before + 1
-        return [run[what][run["rounds"].index(number)] for run in (self.averaged if averaged else self.runs)]
+        return [
+            run[what][run["rounds"].index(number)]
+            for run in (self.averaged if averaged else self.runs)
+        ]
 
     def last(self, what: str) -> list[float]:
         """Return ``accuracy`` or ``reached`` at the end, seed by seed."""
@@ -71,11 +74,13 @@ class _Checks:
     """How the claims on a table are checked: a method for each key in ``experiments.toml``."""
 
     def __init__(self, cells: Sequence[Cell], numbers: Mapping[str, Any]) -> None:
-        self.cells, self.numbers = cells, numbers
+        self.cells = cells
+        self.numbers = numbers
         self.gains = [cell.gain for cell in cells]
 
     def outperforms(self) -> Checked:
-        better, n = sum(gain > 0 for gain in self.gains), len(self.cells)
+        better = sum(gain > 0 for gain in self.gains)
+        n = len(self.cells)
         better_after = sum(cell.gain_after > 1 for cell in self.cells)
         measured = f"at the end in {better} of {n}, in the round after clustering in {better_after}"
         return better == better_after == n, measured
@@ -98,17 +103,23 @@ class _Checks:
     def more_clients(self) -> Checked:
         shares = [fmean(cell.last("reached")) for cell in self.cells]
         averaged = [fmean(run["reached"][-1] for run in cell.averaged) for cell in self.cells]
-        ratios = [ours / theirs if theirs else float("inf") for ours, theirs in zip(shares, averaged, strict=True)]
+        ratios = [
+            ours / theirs if theirs else float("inf")
+            for ours, theirs in zip(shares, averaged, strict=True)
+        ]
         measured = f"{min(ratios):.1f}x to {max(ratios):.1f}x: FL+HC {percent(shares)}, FL {percent(averaged)}"
         return min(ratios) > 1, measured, within_printed(ratios, *self.numbers["more_clients"])
 
     def negative(self) -> Checked:
-        worse, n = sum(gain <= 0 for gain in self.gains), len(self.cells)
+        worse = sum(gain <= 0 for gain in self.gains)
+        n = len(self.cells)
         return 2 * worse > n, f"below FL in {worse} of {n}"
 
     def ceiling(self) -> Checked:
         averaged = [max(run["accuracy"]) for cell in self.cells for run in cell.averaged]
-        return round(100 * max(averaged)) <= 100 * CEILING, f"best of all rounds {percent(averaged)}"
+        return round(
+            100 * max(averaged)
+        ) <= 100 * CEILING, f"best of all rounds {percent(averaged)}"
 
     def finds(self) -> Checked:
         least = min(run["ari"] for cell in self.cells for run in cell.runs)
@@ -128,18 +139,28 @@ class _Checks:
     def end_of_cuts(self) -> Checked:
         others = [cell.key for cell in self.cells if any(run["ari"] < 1 for run in cell.runs)]
         holds, measured, *_ = self.end()
-        return holds, measured + (f"; other clusters than the true ones with {', '.join(others)}" if others else "")
+        return holds, measured + (
+            f"; other clusters than the true ones with {', '.join(others)}" if others else ""
+        )
 
     def after(self) -> Checked:
         after = [value for cell in self.cells for value in cell.after("accuracy")]
-        moved = [run["at_the_mean"] for cell in self.cells for run in cell.runs if run["at_the_mean"] is not None]
+        moved = [
+            run["at_the_mean"]
+            for cell in self.cells
+            for run in cell.runs
+            if run["at_the_mean"] is not None
+        ]
         mean = f"; from the mean of the clustering step's updates {percent(moved)}" if moved else ""
         return _are_printed(after, *self.numbers["after"]), percent(after) + mean
 
     def order(self) -> Checked:
         """Compare metrics by the mean over linkages; of what was measured."""
         metrics = dict.fromkeys(metric for pair in self.numbers["order"] for metric in pair)
-        of_each = {m: [fmean(cell.last("accuracy")) for cell in self.cells if cell.key.startswith(m)] for m in metrics}
+        of_each = {
+            m: [fmean(cell.last("accuracy")) for cell in self.cells if cell.key.startswith(m)]
+            for m in metrics
+        }
         means = {metric: fmean(found) for metric, found in of_each.items() if found}
         measured = ", ".join(f"{metric} {100 * mean:.1f} %" for metric, mean in means.items())
         if missing := [metric for metric in metrics if metric not in means]:
@@ -147,16 +168,23 @@ class _Checks:
         return all(means[one] > means[other] for one, other in self.numbers["order"]), measured
 
 
-def claims_on_iid(paper: Paper, found: Mapping[str, Sequence[int]], cell: Cell, settings: Settings) -> list[Claim]:
+def claims_on_iid(
+    paper: Paper, found: Mapping[str, Sequence[int]], cell: Cell, settings: Settings
+) -> list[Claim]:
     """Return what section III says of IID clients.
 
-    ``found`` is the number of clusters at the threshold, seed by seed, by ``"n 1, l2 ward"``; ``cell`` is FL+HC with
-    the fewest rounds before clustering.
+    ``found`` is the number of clusters at the threshold, seed by seed, by ``"n 1, l2 ward"``;
+    ``cell`` is FL+HC with the fewest rounds before clustering.
     """
     first, *later = settings["rounds_before"]
     wards = {n: found[f"n {n}, l2 ward"] for n in (first, *later)}
     last = {
-        metric: [n for name, counts in found.items() if name.startswith(f"n {later[-1]}, {metric} ") for n in counts]
+        metric: [
+            n
+            for name, counts in found.items()
+            if name.startswith(f"n {later[-1]}, {metric} ")
+            for n in counts
+        ]
         for metric in ("l1", "l2", "cosine")
     }
     lost = 100 * -cell.gain
@@ -174,30 +202,42 @@ def claims_on_iid(paper: Paper, found: Mapping[str, Sequence[int]], cell: Cell, 
 def claim_on_curve(paper: Paper, cell: Cell) -> Claim:
     """Return the claim on a figure: in any round after the clustering step more clients are at the target than with FL.
 
-    It goes as the paper says on the mean of the rounds, and is as much as the paper says if it holds in every round.
+    It goes as the paper says on the mean of the rounds, and is as much as the paper says if it
+    holds in every round.
     """
     (clustered,), (averaged,) = cell.runs, cell.averaged
     ours, theirs = (run["reached"][cell.rounds_before :] for run in (clustered, averaged))
     more = sum(one > other for one, other in zip(ours, theirs, strict=True))
     measured = (
-        f"in {more} of {len(ours)} rounds; on the mean of these rounds FL+HC {100 * fmean(ours):.1f} %, "
-        f"FL {100 * fmean(theirs):.1f} %"
+        f"in {more} of {len(ours)} rounds; on the mean of these rounds FL+HC "
+        f"{100 * fmean(ours):.1f} %, FL {100 * fmean(theirs):.1f} %"
     )
-    return paper.claim("curve", fmean(ours) > fmean(theirs), measured, more == len(ours), figure=cell.key)
+    return paper.claim(
+        "curve", fmean(ours) > fmean(theirs), measured, more == len(ours), figure=cell.key
+    )
 
 
 def claim_on_speed(paper: Paper, cell: Cell) -> Claim:
     """Return the claim on a figure of pathological clients: FL+HC has sooner the accuracy at which FL ends."""
     (clustered,), (averaged,) = cell.runs, cell.averaged
     target = averaged["accuracy"][-1]
-    ours, theirs = rounds_to(target, clustered), rounds_to(target, averaged)
+    ours = rounds_to(target, clustered)
+    theirs = rounds_to(target, averaged)
     measured = f"FL first has the {100 * target:.1f} % at which it ends in round {theirs}, FL+HC in {ours or 'none'}"
-    return paper.claim("sooner", ours is not None and theirs is not None and ours < theirs, measured, figure=cell.key)
+    return paper.claim(
+        "sooner",
+        ours is not None and theirs is not None and ours < theirs,
+        measured,
+        figure=cell.key,
+    )
 
 
 def rounds_to(accuracy: float, run: Found) -> int | None:
     """Return the first round in which a run is at least as accurate; None if none is."""
-    return next((n for n, value in zip(run["rounds"], run["accuracy"], strict=True) if value >= accuracy), None)
+    return next(
+        (n for n, value in zip(run["rounds"], run["accuracy"], strict=True) if value >= accuracy),
+        None,
+    )
 
 
 def why_differ(paper: Paper, cells: Sequence[Cell], settings: Settings) -> str:
@@ -221,7 +261,8 @@ def _are_printed(shares: Sequence[float], low: float, high: float) -> bool:
 
 def count(counts: Sequence[int]) -> str:
     """Write a range of numbers."""
-    low, high = min(counts), max(counts)
+    low = min(counts)
+    high = max(counts)
     return f"{low}" if low == high else f"{low} to {high}"
 
 

@@ -20,10 +20,18 @@ def draw_cells(outcome: Outcome, settings: Settings) -> Figure:
     cells = outcome.series["cells"]
     figure = style.new_figure(9.0, 1.6 + 0.28 * len(cells))
     axes = figure.subplots(1, 2, sharey=True)
-    for column, (panel, what) in enumerate(zip(axes, ("accuracy", "clients at the target"), strict=True)):
-        dots(panel, list(cells), {kind: [cell[kind][column] for cell in cells.values()] for kind in KINDS})
+    for column, (panel, what) in enumerate(
+        zip(axes, ("accuracy", "clients at the target"), strict=True)
+    ):
+        dots(
+            panel,
+            list(cells),
+            {kind: [cell[kind][column] for cell in cells.values()] for kind in KINDS},
+        )
         style.label(panel, x=f"{what} at the end, %")
-    style.legend_beside(axes[1], [style.handle(name, MARKS[kind]) for kind, name in KINDS.items()], "")
+    style.legend_beside(
+        axes[1], [style.handle(name, MARKS[kind]) for kind, name in KINDS.items()], ""
+    )
     subtitle = f"Briggs et al. 2020 measured again · {settings['clients']} clients, {settings['rounds']} rounds"
     style.set_title(figure, f"FL+HC, {settings['setting']}", subtitle)
     return figure
@@ -37,11 +45,19 @@ def draw_curves(outcome: Outcome, settings: Settings) -> Figure:
     for column, (name, found) in enumerate(outcome.series.items()):
         for panel, key in zip(axes[:, column], ("accuracy", "reached"), strict=True):
             for method, color in (("FL", style.CLUSTERS[1]), ("FL+HC", style.ACCENT)):
-                panel.plot(found[method]["rounds"], found[method][key], color=color, label=method, linewidth=1.3)
+                panel.plot(
+                    found[method]["rounds"],
+                    found[method][key],
+                    color=color,
+                    label=method,
+                    linewidth=1.3,
+                )
             panel.axvline(found["rounds_before"], color=style.INK, linewidth=0.8)
             style.plain(panel)
             style.percent_scale(panel)
-        axes[0, column].set_title(f"{name}: {found['setting']}, {found['how']}", fontsize=9.5, color=style.INK)
+        axes[0, column].set_title(
+            f"{name}: {found['setting']}, {found['how']}", fontsize=9.5, color=style.INK
+        )
         style.label(axes[1, column], x="round")
     style.label(axes[0, 0], y="accuracy")
     style.label(axes[1, 0], y="clients at the target")
@@ -56,10 +72,14 @@ def draw_heights(outcome: Outcome, settings: Settings) -> Figure:
     """Draw the heights at which IID clients merge, by the rounds before clustering; a line where the threshold is."""
     figure = style.new_figure(7.0, 4.2)
     axes = figure.subplots()
-    for color, (name, heights) in zip(style.CLUSTERS, outcome.series["heights"].items(), strict=False):
+    for color, (name, heights) in zip(
+        style.CLUSTERS, outcome.series["heights"].items(), strict=False
+    ):
         left = range(len(heights), 0, -1)  # clusters that are left after each merge
         axes.plot(left, heights, color=color, label=name.replace("n ", "n = "), linewidth=1.6)
-    axes.axhline(outcome.series["threshold"], color=style.INK, linewidth=0.9, linestyle="--", label="T")
+    axes.axhline(
+        outcome.series["threshold"], color=style.INK, linewidth=0.9, linestyle="--", label="T"
+    )
     axes.invert_xaxis()
     style.plain(axes)
     style.label(axes, x="clusters left", y="distance at which two merge")

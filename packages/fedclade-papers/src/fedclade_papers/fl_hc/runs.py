@@ -29,11 +29,25 @@ CLUSTERS = 4
 DIGITS = 4
 """Decimals of a share that are kept."""
 
-WAYS = [(metric, linkage) for metric in METRICS for linkage in LINKAGES if linkage != "ward" or metric == "l2"]
+WAYS = [
+    (metric, linkage)
+    for metric in METRICS
+    for linkage in LINKAGES
+    if linkage != "ward" or metric == "l2"
+]
 """Every distance metric with every linkage."""
 
 OF_A_RUN = (
-    *("setting", "images", "scaling", "clients", "samples_per_client", "test_samples", "model", "model_arguments"),
+    *(
+        "setting",
+        "images",
+        "scaling",
+        "clients",
+        "samples_per_client",
+        "test_samples",
+        "model",
+        "model_arguments",
+    ),
     *("rounds", "epochs", "batch_size", "lr", "target", "engine"),
 )
 """Settings that a run depends on: tables and figures that share them share runs."""
@@ -49,18 +63,26 @@ class Runs:
     def federation(self, seed: int) -> Federation:
         """Return the clients.
 
-        Images of writers are natural parts; where ``images`` names a data set without writers, a power law stands in.
+        Images of writers are natural parts; where ``images`` names a data set without writers, a
+        power law stands in.
         """
         settings = self.settings
-        images, tested = settings["images"], settings["test_samples"]
+        images = settings["images"]
+        tested = settings["test_samples"]
         common: dict[str, Any] = {key: settings[key] for key in ("clients", "scaling")}
         common |= {"seed": seed, "data_dir": self.cache.data_dir}
         if settings["setting"] == "by writer":
-            return load_federation(images, partition="natural" if images == "femnist" else "quantity_skew", **common)
+            return load_federation(
+                images, partition="natural" if images == "femnist" else "quantity_skew", **common
+            )
         common["samples_per_client"] = settings["samples_per_client"]
         if settings["setting"] == "pathological":
             return load_federation(images, partition="shards", test_samples=tested, **common)
-        shift = {"shift": "label_swap", "clusters": CLUSTERS} if settings["setting"] == "label-swapped" else {}
+        shift = (
+            {"shift": "label_swap", "clusters": CLUSTERS}
+            if settings["setting"] == "label-swapped"
+            else {}
+        )
         return _tested_apart(load_federation(images, **shift, **common), tested, seed)
 
     def maker(self, federation: Federation) -> Maker:
@@ -79,14 +101,16 @@ class Runs:
         Returns
         -------
         dict
-            ``rounds`` of training, with ``accuracy`` (mean of the clients) and ``reached`` (the share at the target);
-            number of ``clusters``; ``ari``, None without a truth; and ``at_the_mean``, the accuracy if every cluster
-            began at the mean of the updates that it was found by.
+            ``rounds`` of training, with ``accuracy`` (mean of the clients) and ``reached`` (the
+            share at the target); number of ``clusters``; ``ari``, None without a truth; and
+            ``at_the_mean``, the accuracy if every cluster began at the mean of the updates that it
+            was found by.
         """
         key = key_of(algorithm, fraction, seed)
 
         def make() -> Found:
-            federation, settings = self.federation(seed), self.settings
+            federation = self.federation(seed)
+            settings = self.settings
             pause = algorithm.rounds_before + 1 if isinstance(algorithm, FLHC) else 0
             run = self.cache.simulate(
                 *(algorithm, self.maker(federation), federation, settings, seed),
@@ -96,7 +120,11 @@ class Runs:
                 target=settings["target"],
                 engine=settings["engine"],
             )
-            rows = [row for row in run.metric_rows if row["accuracy_mean"] is not None and row["round"] != pause]
+            rows = [
+                row
+                for row in run.metric_rows
+                if row["accuracy_mean"] is not None and row["round"] != pause
+            ]
             return {
                 "rounds": [row["round"] - (0 < pause < row["round"]) for row in rows],
                 "accuracy": [round(row["accuracy_mean"], DIGITS) for row in rows],
@@ -111,9 +139,12 @@ class Runs:
     def _at_the_mean(self, run: Run, federation: Federation, seed: int) -> float | None:
         """Return the accuracy of the joint model moved by the mean of each cluster's cached updates; None without any.
 
-        It shows what the paper's round after the clustering step can be, if the updates of that step are kept.
+        It shows what the paper's round after the clustering step can be, if the updates of that
+        step are kept.
         """
-        leaves = [(leaf.members, leaf.cached) for leaf in run.tree.leaves if leaf.cached is not None]
+        leaves = [
+            (leaf.members, leaf.cached) for leaf in run.tree.leaves if leaf.cached is not None
+        ]
         if not leaves:
             return None
         models = torch.stack([run.tree.nodes[0].params + cached.mean(0) for _, cached in leaves])
@@ -130,26 +161,35 @@ class Runs:
         Returns
         -------
         list
-            By ``"metric linkage"`` of :data:`WAYS`; and by ``"cosine complete, parameters"`` with the trained models
-            compared in place of the updates (section I-C).
+            By ``"metric linkage"`` of :data:`WAYS`; and by ``"cosine complete, parameters"`` with
+            the trained models compared in place of the updates (section I-C).
         """
 
         def make(seed: int) -> Merges:
             updates, w = self._updates(rounds_before, fraction, seed)
             apart = {metric: compute_distances(updates, metric) for metric in METRICS}
             ways = {f"{metric} {linkage}": (apart[metric], linkage) for metric, linkage in WAYS}
-            ways["cosine complete, parameters"] = compute_distances(updates + w, "cosine"), "complete"
+            ways["cosine complete, parameters"] = (
+                compute_distances(updates + w, "cosine"),
+                "complete",
+            )
             return {
-                way: [[int(a), int(b), float(f"{height:.7g}"), int(size)] for a, b, height, size in merged.tolist()]
+                way: [
+                    [int(a), int(b), float(f"{height:.7g}"), int(size)]
+                    for a, b, height, size in merged.tolist()
+                ]
                 for way, (between, linkage) in ways.items()
                 for merged in [agglomerate(between, linkage)]
             }
 
-        return self.cache.by_seed(f"merges, n {rounds_before}, cf {fraction:.1f}", self.settings["seeds"], make)
+        return self.cache.by_seed(
+            f"merges, n {rounds_before}, cf {fraction:.1f}", self.settings["seeds"], make
+        )
 
     def _updates(self, rounds_before: int, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
         """Return the updates ``[m, D]`` of all clients after some rounds of federated learning, and the joint model."""
-        federation, rounds = self.federation(seed), rounds_before + 1
+        federation = self.federation(seed)
+        rounds = rounds_before + 1
         run = self.cache.simulate(
             FLHC(rounds_before=rounds_before, metric="l2", linkage="ward", n_clusters=2),
             *(self.maker(federation), federation, self.settings, seed),
@@ -158,7 +198,9 @@ class Runs:
             evaluate_every=rounds,
             engine=self.settings["engine"],
         )
-        cached = [(leaf.members, leaf.cached) for leaf in run.tree.leaves if leaf.cached is not None]
+        cached = [
+            (leaf.members, leaf.cached) for leaf in run.tree.leaves if leaf.cached is not None
+        ]
         order = np.argsort([client for members, _ in cached for client in members])
         updates = torch.cat([each for _, each in cached])[torch.from_numpy(order)]
         return updates, run.tree.nodes[0].params[: updates.shape[1]]
@@ -167,8 +209,12 @@ class Runs:
 def _tested_apart(federation: Federation, samples: int, seed: int) -> Federation:
     """Give every client test images of its own, as the share of clients that reach a target counts them apart."""
     order = rng.generator(seed, "test images of clients").permutation(federation.pool.test)
-    parts = [order[start : start + samples] for start in range(0, samples * len(federation), samples)]
-    clients = (replace(client, test=part) for client, part in zip(federation.clients, parts, strict=True))
+    parts = [
+        order[start : start + samples] for start in range(0, samples * len(federation), samples)
+    ]
+    clients = (
+        replace(client, test=part) for client, part in zip(federation.clients, parts, strict=True)
+    )
     return replace(federation, clients=tuple(clients))
 
 
@@ -176,7 +222,11 @@ def key_of(algorithm: Algorithm, fraction: float, seed: int) -> str:
     """Return the name of a run."""
     how = "FL"
     if isinstance(algorithm, FLHC):
-        at = f"T {algorithm.threshold}" if algorithm.n_clusters is None else f"{algorithm.n_clusters} clusters"
+        at = (
+            f"T {algorithm.threshold}"
+            if algorithm.n_clusters is None
+            else f"{algorithm.n_clusters} clusters"
+        )
         how = f"{algorithm.metric} {algorithm.linkage}, {at}, n {algorithm.rounds_before}, K {algorithm.cohort}"
     return f"{how}, cf {fraction:.1f}, seed {seed}"
 

@@ -30,7 +30,12 @@ from fedclade_papers.fl_hc.claims import (
 from fedclade_papers.fl_hc.runs import CLUSTERS, WAYS, Found, Merges, Runs, clusters_at, labels_of
 from fedclade_papers.outcome import Claim, Outcome, Row
 
-COLUMNS = ("accuracy post cluster", "accuracy at the end", "clients at the target post cluster", "at the end")
+COLUMNS = (
+    "accuracy post cluster",
+    "accuracy at the end",
+    "clients at the target post cluster",
+    "at the end",
+)
 
 WARD = ("l2", "ward")
 
@@ -47,45 +52,82 @@ READINGS = {"of_all": "K is all clients", "of_cluster": "K is the cluster's clie
 def measure_fractions(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
     """Measure Tables I to III: every client fraction with every number of rounds before clustering.
 
-    ``cohort``, a reading of Algorithm 1, line 19, makes the cells; ``other_cohorts`` are quantities of ours.
+    ``cohort``, a reading of Algorithm 1, line 19, makes the cells; ``other_cohorts`` are quantities
+    of ours.
     """
     usual = settings["cohort"]
-    runs, printed = Runs(cache, settings), paper.numbers["cells"]
-    rows, cells, beside, remarks = list[Row](), list[Cell](), list[Cell](), list[str]()
+    runs = Runs(cache, settings)
+    printed = paper.numbers["cells"]
+    rows = list[Row]()
+    cells = list[Cell]()
+    beside = list[Cell]()
+    remarks = list[str]()
     for fraction in settings["client_fractions"]:
         averaged = runs.of(FedAvg(), fraction)
         rows += _rows_of_averaging(f"cf {fraction:.1f}, FL", averaged)
-        for n in (n for n in settings["rounds_before"] if [fraction, n] not in settings["left_out"]):
+        for n in (
+            n for n in settings["rounds_before"] if [fraction, n] not in settings["left_out"]
+        ):
             found = runs.of(_ward(n, threshold=settings["threshold"], cohort=usual), fraction)
             key = f"cf {fraction:.1f}, n {n}"
             cells.append(Cell(key, n, found, averaged, printed.get(key, Cell.paper)))
             beside.append(cells[-1])
-            if settings["setting"] == "label-swapped" and any(run["clusters"] != CLUSTERS for run in found):
-                # What FL+HC comes to if it is cut where the four groups are, and by which T that would be.
+            if settings["setting"] == "label-swapped" and any(
+                run["clusters"] != CLUSTERS for run in found
+            ):
+                # What FL+HC comes to if it is cut where the four groups are, and by which T that
+                # would be.
                 at_four = runs.of(_ward(n, n_clusters=CLUSTERS, cohort=usual), fraction)
-                beside.append(replace(cells[-1], key=f"{key}, cut at {CLUSTERS} clusters{TRUTH}", runs=at_four))
+                beside.append(
+                    replace(
+                        cells[-1], key=f"{key}, cut at {CLUSTERS} clusters{TRUTH}", runs=at_four
+                    )
+                )
                 heights = [_heights(merges["l2 ward"]) for merges in runs.merges(n, fraction)]
-                low, high = max(each[-CLUSTERS] for each in heights), min(each[-CLUSTERS + 1] for each in heights)
-                remarks.append(f"{key}: every T from {low:.3g} to {high:.3g} makes {CLUSTERS} clusters.")
+                low = max(each[-CLUSTERS] for each in heights)
+                high = min(each[-CLUSTERS + 1] for each in heights)
+                remarks.append(
+                    f"{key}: every T from {low:.3g} to {high:.3g} makes {CLUSTERS} clusters."
+                )
             for reading in settings["other_cohorts"]:
                 again = runs.of(_ward(n, threshold=settings["threshold"], cohort=reading), fraction)
                 beside.append(replace(cells[-1], key=f"{key}, {READINGS[reading]}", runs=again))
-        rows += [row for cell in beside if cell.averaged is averaged for row in _rows_of(cell, own=cell not in cells)]
-    made = "; ".join(f"{cell.key}: {', '.join(str(run['clusters']) for run in cell.runs)}" for cell in cells)
+        rows += [
+            row
+            for cell in beside
+            if cell.averaged is averaged
+            for row in _rows_of(cell, own=cell not in cells)
+        ]
+    made = "; ".join(
+        f"{cell.key}: {', '.join(str(run['clusters']) for run in cell.runs)}" for cell in cells
+    )
     remark = f"Clusters that T = {settings['threshold']} made (the paper does not tell): {made}."
-    return _outcome(paper, settings, rows, cells, {cell.key: _shown(cell) for cell in beside}, [remark, *remarks])
+    return _outcome(
+        paper,
+        settings,
+        rows,
+        cells,
+        {cell.key: _shown(cell) for cell in beside},
+        [remark, *remarks],
+    )
 
 
 def measure_linkages(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
     """Measure Tables IV to VI: each metric and linkage at several thresholds of its own, and at T = auto.
 
-    As in the paper (section III-B), a cell is the threshold with the best accuracy. A threshold is a share of the
-    distance of the last merge, as distances of different metrics have different units. Thresholds and ways that make
-    equal partitions are the same run, which is measured and counted once.
+    As in the paper (section III-B), a cell is the threshold with the best accuracy. A threshold is
+    a share of the distance of the last merge, as distances of different metrics have different
+    units. Thresholds and ways that make equal partitions are the same run, which is measured and
+    counted once.
     """
-    runs, fraction, n = Runs(cache, settings), settings["client_fraction"], settings["rounds_before"]
-    averaged, merges = runs.of(FedAvg(), fraction), runs.merges(n, fraction)
-    rows, cells, series = _rows_of_averaging("FL", averaged), list[Cell](), dict[str, Any]()
+    runs = Runs(cache, settings)
+    fraction = settings["client_fraction"]
+    n = settings["rounds_before"]
+    averaged = runs.of(FedAvg(), fraction)
+    merges = runs.merges(n, fraction)
+    rows = _rows_of_averaging("FL", averaged)
+    cells = list[Cell]()
+    series = dict[str, Any]()
     shown_by = dict[str, str]()
     for how in settings["hows"]:
         tried = {
@@ -100,25 +142,36 @@ def measure_linkages(paper: Paper, cache: ResultCache, settings: Settings) -> Ou
         best = max(chosen, key=last.__getitem__)
         cell = Cell(how, n, tried[best], averaged, paper.numbers["cells"].get(how, Cell.paper))
         cells.append(cell)
-        # Runs are equal if their partitions are: equal numbers of all rounds tell it of runs that are kept as JSON.
+        # Runs are equal if their partitions are: equal numbers of all rounds tell it of runs that
+        # are kept as JSON.
         first = shown_by.setdefault(json.dumps(tried[best], sort_keys=True), how)
-        rows += _rows_of(cell, name=f"{how}, {best}" if best.endswith(TRUTH) else how, repeats=first)
+        rows += _rows_of(
+            cell, name=f"{how}, {best}" if best.endswith(TRUTH) else how, repeats=first
+        )
         rows += [
-            _row(f"{how}, {name} · accuracy at the end", None, [run["accuracy"][-1] for run in tried[name]])
+            _row(
+                f"{how}, {name} · accuracy at the end",
+                None,
+                [run["accuracy"][-1] for run in tried[name]],
+            )
             for name in tried
             if name != best
         ]
         series[how] = {**_shown(cell), "cut": best, "tried": last}
     remarks = [
-        "The paper shows the best of some thresholds by test accuracy, and names none. Ours are shares of the distance "
-        "of the last merge; each cell is the best of them by test accuracy, as in the paper, and the spread over them "
-        "stands below: "
-        + "; ".join(f"{how} {each['cut']}, {_spread(each['tried'])}" for how, each in series.items())
+        "The paper shows the best of some thresholds by test accuracy, and names none. Ours are "
+        "shares of the distance of the last merge; each cell is the best of them by test "
+        "accuracy, as in the paper, and the spread over them stands below: "
+        + "; ".join(
+            f"{how} {each['cut']}, {_spread(each['tried'])}" for how, each in series.items()
+        )
         + "."
     ]
     repeated = [row for row in rows if row.repeats]
     if repeated:
-        remarks.append(f"{len(repeated)} rows show a run that is shown above already, and do not count again.")
+        remarks.append(
+            f"{len(repeated)} rows show a run that is shown above already, and do not count again."
+        )
     if settings["setting"] == "label-swapped":
         remarks.append(_on_parameters(paper, merges, settings))
     return _outcome(paper, settings, rows, cells, series, remarks)
@@ -130,7 +183,8 @@ def cuts_of(merges: Sequence[Merges], settings: Settings, how: str) -> dict[str,
     cuts: dict[str, list[int]] = {}
     for share in settings["threshold_shares"]:
         cuts[f"T = {share:g} of the last merge"] = [
-            clusters_at(of_seed[how], share * each[-1]) for of_seed, each in zip(merges, heights, strict=True)
+            clusters_at(of_seed[how], share * each[-1])
+            for of_seed, each in zip(merges, heights, strict=True)
         ]
     for clusters in settings["cuts"]:
         is_truth = settings["setting"] == "label-swapped" and clusters == CLUSTERS
@@ -147,13 +201,19 @@ def _spread(tried: Mapping[str, float]) -> str:
 def _first_alike(merges: Merges, settings: Settings, how: str, count: int) -> FLHC:
     """Return FL+HC at a cut; of the ways that make the same partition the first."""
     wanted = labels_of(merges[how], count)
-    metric, linkage = next(way for way in settings["hows"] if labels_of(merges[way], count) == wanted).split()
+    metric, linkage = next(
+        way for way in settings["hows"] if labels_of(merges[way], count) == wanted
+    ).split()
     return _fl_hc(settings, metric, linkage, n_clusters=count)
 
 
 def _fl_hc(settings: Settings, metric: str, linkage: str, **cut: Any) -> FLHC:
     return FLHC(
-        rounds_before=settings["rounds_before"], metric=metric, linkage=linkage, cohort=settings["cohort"], **cut
+        rounds_before=settings["rounds_before"],
+        metric=metric,
+        linkage=linkage,
+        cohort=settings["cohort"],
+        **cut,
     )
 
 
@@ -162,15 +222,26 @@ def _on_parameters(paper: Paper, merges: Sequence[Merges], settings: Settings) -
     truth = {client: client % CLUSTERS for client in range(settings["clients"])}
     ways = {"updates": "cosine complete", "parameters": "cosine complete, parameters"}
     found = {
-        what: [cluster_scores(dict(enumerate(labels_of(each[way], CLUSTERS))), truth)["ari"] for each in merges]
+        what: [
+            cluster_scores(dict(enumerate(labels_of(each[way], CLUSTERS))), truth)["ari"]
+            for each in merges
+        ]
         for what, way in ways.items()
     }
-    ari = {what: fmean(score for score in scores if score is not None) for what, scores in found.items()}
+    ari = {
+        what: fmean(score for score in scores if score is not None)
+        for what, scores in found.items()
+    }
     return paper.texts["parameters"].format(clusters=CLUSTERS, **ari)
 
 
 def _outcome(
-    paper: Paper, settings: Settings, rows: list[Row], cells: list[Cell], series: Settings, remarks: list[str]
+    paper: Paper,
+    settings: Settings,
+    rows: list[Row],
+    cells: list[Cell],
+    series: Settings,
+    remarks: list[str],
 ) -> Outcome:
     """Return the outcome of a table."""
     last = [value for cell in cells for value in cell.last("accuracy")]
@@ -178,21 +249,29 @@ def _outcome(
     printed = [cell.paper[1] for cell in cells if cell.paper[1] is not None]
     theirs = f" (paper {min(printed):.1f} to {max(printed):.1f} %)" if printed else ""
     sentence = f"FL+HC ends at {percent(last)}{theirs}, FL at {percent(averaged)}; {points([c.gain for c in cells])}."
-    remarks, because = [paper.texts["setting"], *remarks], why_differ(paper, cells, settings)
+    remarks = [paper.texts["setting"], *remarks]
+    because = why_differ(paper, cells, settings)
     claims = claims_on(paper, cells, settings)
-    return paper.outcome(rows, claims, {"cells": series}, sentence, because=because, remarks=remarks)
+    return paper.outcome(
+        rows, claims, {"cells": series}, sentence, because=because, remarks=remarks
+    )
 
 
 def measure_iid(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
     """Measure what section III says of IID clients: how many clusters there are at a threshold, and what they cost."""
-    runs, fraction, T = Runs(cache, settings), settings["client_fraction"], settings["threshold"]
+    runs = Runs(cache, settings)
+    fraction = settings["client_fraction"]
+    T = settings["threshold"]
     rows, found, heights = list[Row](), dict[str, list[int]](), dict[str, list[float]]()
-    first, last = min(settings["rounds_before"]), max(settings["rounds_before"])
+    first = min(settings["rounds_before"])
+    last = max(settings["rounds_before"])
 
     def add(name: str, counts: Sequence[int], one: bool, *, own: bool = False) -> None:
         paper_says = (1.0, "1") if one else (None, "more than 1")
         what = f"{name} · clusters at T = {T}"
-        rows.append(Row.of(what, paper_says[0], counts, "", within=0.0, told=paper_says[1], own=own))
+        rows.append(
+            Row.of(what, paper_says[0], counts, "", within=0.0, told=paper_says[1], own=own)
+        )
 
     for n in settings["rounds_before"]:
         merges = runs.merges(n, fraction)
@@ -208,26 +287,35 @@ def measure_iid(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome
     at_first = runs.of(_ward(first, threshold=T, cohort=settings["cohort"]), fraction)
     cell = Cell(f"n {first}", first, at_first, averaged)
     rows.append(_row("FL · accuracy at the end", 99.1, [run["accuracy"][-1] for run in averaged]))
-    rows.append(_row(f"FL+HC, n {first}, l2 ward · accuracy at the end", None, cell.last("accuracy")))
-    wards = ", ".join(f"{count(found[f'n {n}, l2 ward'])} (n = {n})" for n in settings["rounds_before"])
+    rows.append(
+        _row(f"FL+HC, n {first}, l2 ward · accuracy at the end", None, cell.last("accuracy"))
+    )
+    wards = ", ".join(
+        f"{count(found[f'n {n}, l2 ward'])} (n = {n})" for n in settings["rounds_before"]
+    )
     sentence = (
         f"Clusters at T = {T} with Ward's linkage: {wards}; FL ends at "
         f"{percent([run['accuracy'][-1] for run in averaged])}, FL+HC with n = {first} at "
         f"{percent(cell.last('accuracy'))}."
     )
-    claims, series = claims_on_iid(paper, found, cell, settings), {"heights": heights, "threshold": T, "found": found}
+    claims = claims_on_iid(paper, found, cell, settings)
+    series = {"heights": heights, "threshold": T, "found": found}
     return paper.outcome(rows, claims, series, sentence, remarks=[paper.texts["setting"]])
 
 
 def measure_curves(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
     """Measure figures 1 to 6, those whose data is there: FL and FL+HC, evaluated in every round."""
-    claims, series, remarks = list[Claim](), dict[str, Any](), list[str]()
+    claims = list[Claim]()
+    series = dict[str, Any]()
+    remarks = list[str]()
     for name, figure in settings["figures"].items():
         of_it = settings["settings"][figure["setting"]]
         if not cache.may_have(of_it["images"]):
             remarks.append(f"{name} was not measured: {of_it['images']} is not at hand.")
             continue
-        runs, fraction, seed = Runs(cache, of_it), figure["client_fraction"], settings["seeds"][0]
+        runs = Runs(cache, of_it)
+        fraction = figure["client_fraction"]
+        seed = settings["seeds"][0]
         (metric, linkage), n = figure["how"].split(), figure["rounds_before"]
         # Figures 5 and 6 cut where the best of several thresholds is, see measure_linkages.
         if linkage == "ward":
@@ -237,12 +325,15 @@ def measure_curves(paper: Paper, cache: ResultCache, settings: Settings) -> Outc
             of_shares = cuts_of([merges], {**of_it, **settings}, figure["how"])
             cuts = [{"n_clusters": count} for name, (count,) in of_shares.items() if name != AUTO]
         of_figure = {"rounds_before": n, "cohort": of_it["cohort"]}
-        tried = [runs.run(_fl_hc(of_figure, metric, linkage, **cut), fraction, seed) for cut in cuts]
+        tried = [
+            runs.run(_fl_hc(of_figure, metric, linkage, **cut), fraction, seed) for cut in cuts
+        ]
         clustered = max(tried, key=lambda run: run["accuracy"][-1])
         averaged = runs.run(FedAvg(), fraction, seed)
         series[name] = {**figure, "FL": averaged, "FL+HC": clustered}
         cell = Cell(name, n, [clustered], [averaged])
-        if figure["setting"] in ("pathological", "label-swapped"):  # of which alone the text says so
+        # of which alone the text says so
+        if figure["setting"] in ("pathological", "label-swapped"):
             claims.append(claim_on_curve(paper, cell))
         if figure["setting"] == "pathological":
             claims.append(claim_on_speed(paper, cell))
@@ -252,8 +343,13 @@ def measure_curves(paper: Paper, cache: ResultCache, settings: Settings) -> Outc
         for which in ("FL", "FL+HC")
         for key, words in (("accuracy", "accuracy"), ("reached", "clients at the target"))
     ]
-    last = {name: [each[which]["accuracy"][-1] for which in ("FL+HC", "FL")] for name, each in series.items()}
-    ends = "; ".join(f"{name} {100 * ours:.1f} % beside {100 * fl:.1f} %" for name, (ours, fl) in last.items())
+    last = {
+        name: [each[which]["accuracy"][-1] for which in ("FL+HC", "FL")]
+        for name, each in series.items()
+    }
+    ends = "; ".join(
+        f"{name} {100 * ours:.1f} % beside {100 * fl:.1f} %" for name, (ours, fl) in last.items()
+    )
     because = [] if len(series) == len(settings["figures"]) else ["FEMNIST is not at hand."]
     because += [paper.because] if any(ours < fl for ours, fl in last.values()) else []
     sentence = f"At the end FL+HC beside FL: {ends or 'nothing was measured'}."
@@ -271,25 +367,38 @@ def _heights(merges: Sequence[Sequence[float]]) -> NDArray[np.float64]:
 def _rows_of_averaging(name: str, runs: list[Found]) -> list[Row]:
     """Return what FL comes to at the end; the paper gives only ratios to it."""
     shown = {"accuracy": "accuracy at the end", "reached": "clients at the target at the end"}
-    return [_row(f"{name} · {words}", None, [run[key][-1] for run in runs]) for key, words in shown.items()]
+    return [
+        _row(f"{name} · {words}", None, [run[key][-1] for run in runs])
+        for key, words in shown.items()
+    ]
 
 
 def _rows_of(cell: Cell, *, name: str = "", own: bool = False, repeats: str = "") -> list[Row]:
     """Return the rows of a cell by its key or another name; ``repeats`` is the cell that shows the same run first."""
-    name, repeats = name or cell.key, "" if repeats == cell.key else repeats
-    values = (cell.after("accuracy"), cell.last("accuracy"), cell.after("reached"), cell.last("reached"))
+    name = name or cell.key
+    repeats = "" if repeats == cell.key else repeats
+    values = (
+        cell.after("accuracy"),
+        cell.last("accuracy"),
+        cell.after("reached"),
+        cell.last("reached"),
+    )
     rows = [
         _row(f"{name} · {what}", *each, own=own, repeats=repeats)
         for what, each in zip(COLUMNS, zip(cell.paper, values, strict=True), strict=True)
     ]
     moved = [run["at_the_mean"] for run in cell.runs if run["at_the_mean"] is not None]
     if len(moved) == len(cell.runs):
-        rows.insert(1, _row(f"{name} · {COLUMNS[0]}, from their mean", cell.paper[0], moved, own=True))
+        rows.insert(
+            1, _row(f"{name} · {COLUMNS[0]}, from their mean", cell.paper[0], moved, own=True)
+        )
     return rows
 
 
 def _row(what: str, paper: float | None, shares: Sequence[float], **more: Any) -> Row:
-    return Row.of(what, paper, [round(100 * share, 4) for share in shares], wanted="at least", **more)
+    return Row.of(
+        what, paper, [round(100 * share, 4) for share in shares], wanted="at least", **more
+    )
 
 
 def _shown(cell: Cell) -> dict[str, Any]:
@@ -297,6 +406,8 @@ def _shown(cell: Cell) -> dict[str, Any]:
     return {
         "paper": [cell.paper[1], cell.paper[3]],
         "ours": [100 * fmean(cell.last(what)) for what in ("accuracy", "reached")],
-        "averaged": [100 * fmean(run[what][-1] for run in cell.averaged) for what in ("accuracy", "reached")],
+        "averaged": [
+            100 * fmean(run[what][-1] for run in cell.averaged) for what in ("accuracy", "reached")
+        ],
         "clusters": [run["clusters"] for run in cell.runs],
     }
