@@ -305,9 +305,8 @@ class _Swap:
         tensors = [*layer.parameters(), *(b for b in layer.buffers() if id(b) in self._slots)]
         if not tensors or not self._frozen.issuperset(map(id, tensors)):
             return False
-        own_statistics = (
-            isinstance(layer, nn.modules.batchnorm._NormBase) and layer.running_mean is None
-        )  # pyright: ignore[reportPrivateUsage]
+        normalization = nn.modules.batchnorm._NormBase  # pyright: ignore[reportPrivateUsage]
+        own_statistics = isinstance(layer, normalization) and layer.running_mean is None
         draws = bool(getattr(layer, "dropout", 0)) and name not in self._resting
         return not own_statistics and not draws and getattr(layer, "max_norm", None) is None
 
