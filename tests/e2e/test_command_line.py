@@ -574,7 +574,7 @@ def test_a_run_that_stops_early_can_be_used_by_every_command(
         "after round 2 of 9: validation_accuracy has not improved in 1 evaluations, since round 1"
         in outcome.out
     )
-    assert "its models are kept; the last, of round 2, had accuracy" in outcome.out
+    assert "its models are stored; the last round, 2, had accuracy" in outcome.out
     summary = json.loads((tmp_path / "result/summary.json").read_text())
     assert (summary["rounds"], summary["stopped"]["round"], summary["last"]["round"]) == (2, 2, 2)
     assert summary["chosen"]["kept"] is True

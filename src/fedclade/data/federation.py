@@ -291,12 +291,13 @@ class Federation(Displayed):
         DataError
             If there is no such client.
         """
+        data = self._find_client(client)
         truth = None
         if self.true_clusters is not None:
             truth = {client: self.true_clusters[client]}
         return replace(
             self,
-            clients=(self._find_client(client),),
+            clients=(data,),
             true_clusters=truth,
             newcomers=None,
             stages=tuple(stage.of({client}) for stage in self.stages),
