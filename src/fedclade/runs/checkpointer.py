@@ -29,7 +29,7 @@ Saving then takes less than 2 % of a run: 1 / 61 = 1.6 %.
 
 FIRST_SAVE_SECONDS = 0.05
 FIRST_SAVE_BYTES = 100e6
-"""Estimated cost of the first save: a constant wait for the disk, and a speed in bytes per second."""
+"""Estimated cost of the first save: seconds that each save takes, and bytes written per second."""
 
 _log = logging.getLogger(__name__)
 
@@ -171,7 +171,8 @@ class Checkpointer:
     def resumed(self, settings: RunSettings, device: str) -> tuple[RunSettings, str, str | None]:
         """Return the settings and the device, adapted to the run that is continued.
 
-        If a run is continued, settings left to ``auto`` are those that it was using before.
+        If a run is continued, it streams or not as before; memory and device are as before if they
+        are not set.
 
         Returns
         -------
