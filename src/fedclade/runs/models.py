@@ -32,7 +32,7 @@ from fedclade.training import note_unsent_buffers
 # Automatic choice of streaming.
 
 SHARE_OF_UPDATES = 4
-"""Divisor of a run's memory: with ``auto`` it streams if all clients' updates take more than that."""
+"""Divisor of a run's memory: with ``auto``, it streams if all clients' updates take more."""
 
 _log = logging.getLogger(__name__)
 

@@ -77,7 +77,7 @@ def simulate(
         machine, and the run reports its choice. ``ray`` uses actors of a Ray cluster, each with a
         shard of the clients.
     actors
-        Number of Ray actors, or an :class:`~fedclade.Actors` that also states their resources.
+        Number of Ray actors, or an :class:`~fedclade.Actors` with their cores and Ray cluster.
     tf32
         Let a GPU round the factors of float32 products to 10 bits, which is faster.
     faults

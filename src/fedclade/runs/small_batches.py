@@ -17,7 +17,8 @@ def with_smallest_batch(
 ) -> RunSettings:
     """Return settings whose batches have at least as many examples as a model needs.
 
-    A warning reports the clients whose batches change, or whose data is smaller than a batch.
+    A warning reports the number of clients whose batches change, and of those with fewer examples
+    than one such batch.
 
     Parameters
     ----------
