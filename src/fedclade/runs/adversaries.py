@@ -279,6 +279,7 @@ def _drawn(adversary: Adversary, federation: Federation, seed: int) -> list[int]
     number = max(1, round(adversary.share * len(among)))
     rule = f"less, or none of {len(federation)} clients is honest"
     require(("adversary.share", adversary.share, number < len(federation), rule))
+    # By key, so that the draw does not depend on how clients are numbered.
     by_key = sorted(among, key=lambda client: federation.keys[client])
     drawn = rng.generator(seed, "adversaries").permutation(len(by_key))[:number]
     return [by_key[place] for place in drawn.tolist()]

@@ -136,8 +136,8 @@ class Callback:
 
     If a method raises an error, a warning is logged once and the run goes on; an error of
     fedclade's own ends the run. A callback can change when a run ends, and nothing else of it. A
-    run that is continued calls its callbacks for the rounds from there on; a folder that already
-    holds the finished run calls none.
+    run that is continued calls its callbacks for the rounds from there on. If the folder already
+    has the finished run, no callback is called.
     """
 
     def on_split(self, record: SplitRecord, /) -> None:
@@ -226,6 +226,7 @@ class Callbacks:
             Why the run is finished after this round, if a callback returned FINISH; otherwise
             whether to interrupt it.
         """
+        # Every callback sees the round, also after another has returned FINISH.
         asked = [
             self._call(place, "on_round", each.on_round, record)
             for place, each in enumerate(self._all)

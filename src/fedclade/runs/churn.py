@@ -79,7 +79,7 @@ class Trace:
     always: NDArray[np.bool_]
 
     def there(self, seconds: float) -> NDArray[np.bool_]:
-        """Return the mask ``[n]`` of the clients that are available, seconds after the start."""
+        """Return the mask ``[n]`` of the clients available ``seconds`` after the run's start."""
         at = seconds % self.period
         found = self.always.copy()
         found[self.places[(self.starts <= at) & (at < self.ends)]] = True

@@ -99,7 +99,7 @@ class EarlyStopping(Callback):
         return FINISH if self.reason_in(record.rows, metric) else None
 
     def reason(self, record: RoundRecord, /) -> str:
-        """Return which score has not improved, and since when, as text."""
+        """Return the reason as text: the score that has not improved, and since which round."""
         metric = metric_named(record.scored_by, self.metric, "stop.metric")
         return self.reason_in(record.rows, metric) or ""
 

@@ -162,6 +162,7 @@ def panel(tree: ParameterTree, ids: Sequence[int], most: int | None, seed: int) 
         return ids
     order = rng.generator(seed, "evaluated clients").permutation(len(ids)).tolist()
     held = {client for leaf in tree.leaves for client in leaf.members}
+    # The sort is stable: clients in a cluster come first, in both groups in random order.
     drawn = sorted(order, key=lambda place: ids[place] not in held)[:most]
     return [ids[place] for place in sorted(drawn)]
 

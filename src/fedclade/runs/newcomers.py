@@ -170,7 +170,7 @@ class Arrival:
         config = run.config
         seed = run.summary["seed"]
         name = run.config["model"]["name"]
-        named = dict(config["algorithm"])  # to assign, the oracle needs no truth
+        named = dict(config["algorithm"])  # the oracle assigns without true clusters
         algorithm = algorithm or _noted(
             run, "algorithm", build_algorithm, named.pop("name"), named, {}
         )

@@ -207,8 +207,8 @@ def first_state(algorithm: Algorithm, backend: Backend, clients: Clients) -> Sta
     Raises
     ------
     ConfigError
-        If the algorithm starts from the clusters of a finished run, whose models have another size,
-        or whose clients are others.
+        If the algorithm starts from the clusters of a finished run, and the models of that run have
+        another size, or its clients are others.
     """
     if (folder := algorithm.begins_in) is None:
         return algorithm.init(backend.initial, clients)
@@ -415,6 +415,8 @@ def step(
         released = noisy_sums.told()
         if not cohort or any(event.about == "updates" for event in released):
             drawn = {there.tree.leaf_of[client] for client in cohort}
+            # A cluster without sampled clients moves by noise too: a model that stays would reveal
+            # that none of its clients was sampled.
             nobody = {
                 node: n for c, n in expected.items() if (node := there.tree.leaf_of[c]) not in drawn
             }

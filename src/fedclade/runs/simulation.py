@@ -169,6 +169,7 @@ def simulate(
     metric_named(task.metrics, settings.chosen_by, "stop.metric")
     (adversary or Adversary()).check_stream(settings.stream, central=settings.is_central)
     adversaries = Adversaries.drawn(adversary, everybody, task, settings.seed)
+    # Adversaries are drawn for a task, and can change balanced class weights by what they report.
     if adversaries is not None:
         task = fitted_task(settings, federation, adversaries)
         adversaries = replace(adversaries, task=task)

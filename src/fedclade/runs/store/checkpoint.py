@@ -171,7 +171,7 @@ def write_members(
         members = np.array(node.members, dtype=np.int64)
         names[node.id] = name = f"{hashlib.sha256(members.data).hexdigest()[:32]}.npy"
         folder.mkdir(exist_ok=True)
-        if (folder / name).exists():  # same members, as of a root and its only leaf
+        if (folder / name).exists():  # a root and its only leaf have the same members
             continue
         if name in known:
             share(known[name], folder / name)
@@ -335,7 +335,10 @@ class Checkpoint:
 
 
 def _files_of(folder: Path) -> dict[Path, str]:
-    """Return shareable files of a checkpoint and their sums; none if a file is missing."""
+    """Return the files of a checkpoint that may be shared, with their SHA-256.
+
+    None may be shared if the manifest cannot be read or a file is missing.
+    """
     try:
         sums = read_manifest(folder / _MANIFEST, FORMAT)
     except RunError:

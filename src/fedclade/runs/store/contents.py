@@ -207,6 +207,7 @@ def _is(value: object, shape: Shape) -> bool:
     if shape is None:
         return value is None
     if shape in (int, float, complex):
+        # bool is a subclass of int, but true and false are no numbers in files
         if isinstance(value, int) and not isinstance(value, bool):
             return (0 if shape is int else -LARGEST) <= value <= LARGEST
         return (
@@ -287,7 +288,7 @@ A config that a user writes may leave them out if they have a default.
 """
 
 TO_NOTE = {**{"rounds": int, "seed": int, "engine": str}, **FINISHED}
-"""Keys of a config that a user passes in to be recorded, as the run's summary repeats them."""
+"""Keys that a user's config must have to be recorded, as the run's summary repeats them."""
 
 _NUMBERS = ("int64", "double", "null", "bool")
 TABLES: Mapping[str, Mapping[str, Sequence[str]]] = {

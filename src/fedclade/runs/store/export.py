@@ -459,7 +459,10 @@ def _mixture(run: Run, client: int | None, level: int | None) -> ClientMixture |
 
 
 def _own_model(run: Run, client: int | None, level: int | None) -> Tensor | None:
-    """Return the client's own model ``[F]``, if it has one and no level is given."""
+    """Return the client's own model ``[F]``, if it has one and no level is given.
+
+    Raises a RunError if the client has one, but only stores it itself.
+    """
     if client is None or level is not None:
         return None
     own = run.kept.get(client, {}).get("model")
@@ -511,7 +514,7 @@ def _chosen(run: Run, client: int | None, node: int | None, level: int | None) -
         return served_node(run, client) if level is None else run.tree.node_for(client, level)
     if level is not None:
         raise ConfigError(f"--level {level} goes with --client; node {node} has one model only")
-    assert node is not None  # as there is no client
+    assert node is not None  # since exactly one of client and node is given
     if not 0 <= node < len(run.tree.nodes):
         raise TreeError(
             f"node {node} is not in the parameter tree, which has the nodes 0 to "

@@ -81,6 +81,7 @@ class RunFolder:
             is_new = not self.path.exists()
             make_folder(self.path)
             self._lock.take(self.path)
+            # Checked with the lock: another process may have begun a run since the last check.
             self.check(config)
             if not self._holds_run:
                 try:

@@ -289,6 +289,7 @@ class Run(Displayed):
             beside.mkdir()
             self._write(beside)
             bring_to_disk(beside)
+            # The manifest and then the summary come last: a folder with a summary is finished.
             for path in sorted(
                 beside.iterdir(), key=lambda path: (path.name == _SUMMARY, path.name == _MANIFEST)
             ):
