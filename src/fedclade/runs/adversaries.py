@@ -76,8 +76,8 @@ class Adversaries:
         Raises
         ------
         ConfigError
-            If the true cluster to draw from does not exist, no client would be honest, or the data
-            cannot be poisoned in this way.
+            If the true cluster to draw from does not exist, no client would be honest, the data
+            cannot be poisoned in this way, or the task lacks the metric that a backdoor needs.
         """
         if not adversary:
             return None

@@ -146,13 +146,12 @@ class Callback:
         These are splits:
 
         - each :class:`~fedclade.core.ClusterSplit` (CFL, FL+HC, and rcfl where it queries a cohort
-        alone); - each :class:`~fedclade.core.Regrouped` that has a new cluster (rcfl). Its children
-        are all
+          alone);
+        - each :class:`~fedclade.core.Regrouped` that has a new cluster (rcfl). Its children are all
           clusters that it found in its node, which is the root or a cluster of the round before;
-        - the :class:`~fedclade.core.Clustered` that separates all clients into clusters (PACFL); -
-        without an event, the round in which clients first join clusters whose models existed from
-        the
-          start (FedGroup, IFCA, FeSEM).
+        - the :class:`~fedclade.core.Clustered` that separates all clients into clusters (PACFL);
+        - without an event, the round in which clients first join clusters whose models existed from
+          the start (FedGroup, IFCA, FeSEM).
 
         Clients that later move between clusters, or join one, are no split.
         """

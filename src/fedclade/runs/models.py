@@ -32,7 +32,10 @@ from fedclade.training import note_unsent_buffers
 # Automatic choice of streaming.
 
 SHARE_OF_UPDATES = 4
-"""Divisor of a run's memory: with ``auto``, it streams if all clients' updates take more."""
+"""Divisor of a run's memory that gives the limit for updates in it.
+
+With ``auto``, a run streams if the updates of all clients take more than that limit.
+"""
 
 _log = logging.getLogger(__name__)
 

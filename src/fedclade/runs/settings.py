@@ -77,9 +77,9 @@ class RunSettings:
         may also be one word, ``head``, ``body`` or ``norm``; if left out, the algorithm decides.
         See :class:`~fedclade.models.Parts`.
     common
-        Parts of the model that all clusters share, as patterns or one of these words: they are
-        averaged over all clusters in every round, while all other parts differ between clusters. By
-        default none.
+        Parts of the model that all clusters share, as patterns or as the word ``head``, ``body`` or
+        ``norm``: they are averaged over all clusters in every round, while all other parts differ
+        between clusters. By default none.
     adapter
         Low-rank pairs, :class:`~fedclade.models.LoRA`, that are trained in place of the model.
     signature

@@ -121,8 +121,8 @@ def read_kept(path: Path, layout: Layout | None) -> dict[int, dict[str, Tensor]]
     """Read the tensors that clients store.
 
     Raises one of the errors in :data:`DAMAGES` if the file is damaged, for example if a tensor has
-    another size than the layout. Weights of mixtures, float64, may have any length, the number of
-    models.
+    another size than the layout. The weights of a mixture, float64, are one for each model; their
+    number is not checked here.
     """
     kept: dict[int, dict[str, Tensor]] = {}
     lengths = (
