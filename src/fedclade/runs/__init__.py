@@ -1,7 +1,7 @@
-"""Runs: ``simulate()``, the round loop, history, checkpoints, the run folder, who is there, newcomers.
+"""Runs: ``simulate()``, round loop, history, checkpoints, run folder, availability, newcomers.
 
-Reports, the network and the command line import it; it imports all rooms that a run takes: data,
-models, training, algorithms, channel.
+Reports, the network and the command line import this package. It imports all packages that a run
+needs: data, models, training, algorithms, channel.
 """
 
 from fedclade.runs.backend import Backend, fitted_task

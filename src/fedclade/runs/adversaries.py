@@ -1,7 +1,7 @@
-"""The adversaries of a simulation: who they are, what they hold, and how honest clients and they fare, apart.
+"""Adversaries of a simulation: their selection, their poisoned data, and their separate scores.
 
-Who lies is known to the simulation alone: it makes the middleware and the scores, and no algorithm
-sees it.
+Only the simulation knows which clients are adversaries: it builds their middleware and computes
+scores, and no algorithm sees it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from fedclade.runs.store.contents import Row, RowTable
 from fedclade.tasks import FittedTask, cluster_scores, mean_score, spread
 
 ACCURACY = "accuracy"
-"""The metric by which a backdoor succeeds."""
+"""Name of the metric that measures the success of a backdoor."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,13 +48,13 @@ class Adversaries:
     Parameters
     ----------
     settings
-        How they lie.
+        The kind of attack and its options.
     federation
-        All clients, with what they hold poisoned where that is the lie.
+        All clients; the data of adversaries is poisoned if the attack poisons data.
     lying
-        The middleware that lies for them.
+        Middleware that replaces the replies of adversaries.
     task
-        By which clients are scored.
+        The task, whose metrics score the clients.
     """
 
     settings: Adversary
@@ -66,13 +66,18 @@ class Adversaries:
     def drawn(
         cls, adversary: Adversary | None, federation: Federation, task: FittedTask, seed: int
     ) -> Adversaries | None:
-        """Draw the adversaries among all clients of a run, by seed and keys; None where there are to be none.
+        """Draw the adversaries among all clients of a run, by the seed and the clients' keys.
+
+        Returns
+        -------
+        Adversaries or None
+            None if the settings name no adversaries.
 
         Raises
         ------
         ConfigError
-            If there is no such true cluster, no client would be honest, or the data cannot be
-            poisoned so.
+            If the true cluster to draw from does not exist, no client would be honest, the data
+            cannot be poisoned in this way, or the task lacks the metric that a backdoor needs.
         """
         if not adversary:
             return None
@@ -100,7 +105,11 @@ class Adversaries:
         return cls(adversary, held, Lying(adversary, liars, federation.keys), task)
 
     def counted(self, query: StatisticsQuery) -> Tensor:
-        """Return how many training examples clients report of each label before the first round, int64 ``[L]``."""
+        """Return the number of training examples of each label, int64 ``[L]``.
+
+        These are the numbers that clients report before the first round, so adversaries may have
+        falsified them.
+        """
 
         def ask(query: StatisticsQuery) -> Statistics:
             return compute_statistics(self.federation.in_round(query.data_round), query)
@@ -115,10 +124,26 @@ class Adversaries:
         rows: Sequence[int],
         mixture: Mixture | None,
     ) -> float | None:
-        """Return the share of honest clients' test examples with the trigger that get the target label.
+        """Compute the success of a backdoor.
 
-        ``models [K, S]`` are those that clients are served with, by rows. None if there is no
-        backdoor, or no example.
+        Parameters
+        ----------
+        clients
+            All clients, seen through the middleware.
+        ids
+            Clients to evaluate; adversaries among them are left out.
+        models
+            Models ``[K, S]``.
+        rows
+            Row of ``models`` for each client.
+        mixture
+            Mixture of the models, if clients are evaluated with one.
+
+        Returns
+        -------
+        float or None
+            Share of the honest clients' test examples with the trigger that are classified as the
+            target label. None if the attack is no backdoor, or there is no such example.
         """
         if self.settings.kind != "backdoor":
             return None
@@ -145,7 +170,22 @@ class Adversaries:
         truth: Mapping[int, int] | None,
         success: float | None,
     ) -> Row:
-        """Return the columns that a round has besides: scores of honest clients and of adversaries, and so on."""
+        """Return the adversaries' columns of a round's row of ``metrics.parquet``.
+
+        These are the mean scores of honest clients and of adversaries by the first metric, the
+        adjusted Rand index of honest clients, and the success of a backdoor.
+
+        Parameters
+        ----------
+        evaluation
+            Scores on test data; None if the round was not evaluated.
+        tree
+            The clusters after the round.
+        truth
+            True cluster of each client; None if unknown.
+        success
+            Success of a backdoor, see :meth:`attacked`.
+        """
         name = self.task.metrics[0].name
         scores = (
             {}
@@ -166,7 +206,19 @@ class Adversaries:
     def summary(
         self, last: Row, rows: RowTable, tree: ParameterTree, truth: Mapping[int, int] | None
     ) -> dict[str, Any]:
-        """Return what ``summary.json`` says of them, from the last round's metrics and the last table of clients."""
+        """Return the section of ``summary.json`` about the adversaries.
+
+        Parameters
+        ----------
+        last
+            Metrics of the last round.
+        rows
+            The last table of clients.
+        tree
+            The clusters at the end of the run.
+        truth
+            True cluster of each client; None if unknown.
+        """
         clients = np.asarray(rows.column("client"))
         honest = np.array([self._is_honest(client) for client in clients.tolist()], dtype=bool)
         scores: dict[str, dict[str, float | None]] = {}
@@ -194,7 +246,7 @@ class Adversaries:
         }
 
     def _where(self, tree: ParameterTree) -> tuple[int, int, int]:
-        """Return how many clusters have adversaries alone, and how many both, and the adversaries in the latter."""
+        """Count clusters of adversaries only, mixed clusters, and adversaries in mixed clusters."""
         liars = [
             sum(not self._is_honest(client) for client in leaf.members) for leaf in tree.leaves
         ]
@@ -211,7 +263,7 @@ class Adversaries:
 
 
 def _drawn(adversary: Adversary, federation: Federation, seed: int) -> list[int]:
-    """Return the ids of the adversaries."""
+    """Draw the ids of the adversaries."""
     among = list(federation.ids)
     cluster = adversary.cluster
     if cluster is not None:
@@ -227,6 +279,7 @@ def _drawn(adversary: Adversary, federation: Federation, seed: int) -> list[int]
     number = max(1, round(adversary.share * len(among)))
     rule = f"less, or none of {len(federation)} clients is honest"
     require(("adversary.share", adversary.share, number < len(federation), rule))
+    # By key, so that the draw does not depend on how clients are numbered.
     by_key = sorted(among, key=lambda client: federation.keys[client])
     drawn = rng.generator(seed, "adversaries").permutation(len(by_key))[:number]
     return [by_key[place] for place in drawn.tolist()]

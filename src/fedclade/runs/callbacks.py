@@ -1,4 +1,4 @@
-"""What follows a run: callbacks, and the typed records that they are called with."""
+"""Callbacks that follow a run, and the typed records that are passed to them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from fedclade.tasks import Metric
 _log = logging.getLogger(__name__)
 
 OnRound = Callable[[Row, ParameterTree], object]
-"""The simple form of a callback: a function of a round's metrics and the tree; it may return FINISH."""
+"""Simple form of a callback: a function of a round's metrics and the tree. It may return FINISH."""
 
 Stop = Callable[[], bool | Finish]
-"""Returns whether to interrupt a run; or FINISH, to finish it."""
+"""Function that returns whether to interrupt a run, or FINISH to finish it."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -33,30 +33,30 @@ class _Record:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RoundRecord(_Record):
-    """What a round came to.
+    """Results of a round.
 
     Parameters
     ----------
     config, folder
-        The run's; the folder is None for a run that has none.
+        Config and folder of the run; the folder is None for a run without one.
     round
-        Its number, from 1.
+        Number of the round, from 1.
     metrics
-        Its row of ``metrics.parquet``.
+        The round's row of ``metrics.parquet``.
     tree
-        The clusters and their models after it, as the server sees them.
+        The clusters and their models after the round, as the server sees them.
     events
-        What happened in it, in order.
+        Events of the round, in order.
     last
-        Whether no round follows.
+        Whether this is the last round.
     so_far
-        Returns the run of the rounds so far, or None before the first evaluation; to be called
-        before the next round.
+        Returns a run of the rounds so far, or None before the first evaluation. Call it before the
+        next round.
     rows
-        The metrics of all rounds so far, those of a run that is continued among them. The last is
+        Metrics of all rounds so far, including those before an interruption. The last row is
         ``metrics``.
     scored_by
-        The metrics of the task; the first counts.
+        The metrics of the task; the first is the one that counts.
     """
 
     round: int
@@ -71,19 +71,21 @@ class RoundRecord(_Record):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SplitRecord(_Record):
-    """One cluster became several.
+    """Split of one cluster into several.
 
     Parameters
     ----------
     config, folder
         See :class:`RoundRecord`.
-    round, node
-        When, and which cluster: its node of the tree; 0 is the root, all clients.
+    round
+        Round of the split.
+    node
+        Node of the tree that was split; 0 is the root, the cluster of all clients.
     children
-        The members of each cluster that it became, by node.
+        Members of each cluster that resulted from the split, by node.
     event
-        What the algorithm tells of it, with the numbers by which it was decided; None if it tells
-        nothing.
+        The algorithm's report of the split, with the numbers that decided it; None if the algorithm
+        reports none.
     """
 
     round: int
@@ -93,7 +95,10 @@ class SplitRecord(_Record):
 
     @property
     def criteria(self) -> dict[str, float]:
-        """The numbers of the event, such as ``max_norm`` or ``p_value``, by name; those it has none of are left out."""
+        """Numbers of the event by name, such as ``max_norm`` or ``p_value``.
+
+        Numbers that are not set are left out.
+        """
         if self.event is None:
             return {}
         values = {
@@ -106,19 +111,19 @@ class SplitRecord(_Record):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class EndRecord(_Record):
-    """How a run ended.
+    """End of a run.
 
     Parameters
     ----------
     config, folder
         See :class:`RoundRecord`.
     reason
-        ``finished``; ``interrupted``, by whoever started it or by a callback; or ``failed``.
+        ``finished``; ``interrupted``, by the user or by a callback; or ``failed``.
     run
-        The finished run, which its folder holds by now, or that of the rounds so far; None before
-        the first evaluation.
+        The finished run, which is already written to its folder; for other reasons a run of the
+        rounds so far, or None before the first evaluation.
     error
-        What ended it; None if it finished.
+        The exception that ended the run; None if it finished.
     """
 
     reason: Literal["finished", "interrupted", "failed"]
@@ -127,27 +132,32 @@ class EndRecord(_Record):
 
 
 class Callback:
-    """Follows a run; subclasses say what to do at which moments, and leave out the others.
+    """Base class of objects that follow a run. Subclasses override the methods that they need.
 
-    If a method fails, a warning says so, once, and the run goes on; an error of fedclade's own ends
-    it. A callback changes nothing of a run but when it ends. A run that is continued calls with its
-    rounds from there on; one that had finished already, which its folder holds, with nothing.
+    If a method raises an error, a warning is logged once and the run goes on; an error of
+    fedclade's own ends the run. A callback can change when a run ends, and nothing else of it. A
+    run that is continued calls its callbacks for the rounds from there on. If the folder already
+    has the finished run, no callback is called.
     """
 
     def on_split(self, record: SplitRecord, /) -> None:
-        """Hear that one cluster became several; before ``on_round`` of that round.
+        """Handle the split of a cluster; called before ``on_round`` of the same round.
 
-        That is each :class:`~fedclade.core.ClusterSplit` (CFL, FL+HC, and rcfl where it asks a
-        cohort alone); each :class:`~fedclade.core.Regrouped` with a cluster that there was not
-        (rcfl), whose children are all clusters that it found in its node, the root or a cluster of
-        the round before; the :class:`~fedclade.core.Clustered` that makes all clients into clusters
-        (PACFL); and, without an event, the round in which clients first go into clusters whose
-        models were there from the start (FedGroup, IFCA, FeSEM). Clients that move between clusters
-        later, or join one, are no split.
+        These are splits:
+
+        - each :class:`~fedclade.core.ClusterSplit` (CFL, FL+HC, and rcfl where it queries a cohort
+          alone);
+        - each :class:`~fedclade.core.Regrouped` that has a new cluster (rcfl). Its children are all
+          clusters that it found in its node, which is the root or a cluster of the round before;
+        - the :class:`~fedclade.core.Clustered` that separates all clients into clusters (PACFL);
+        - without an event, the round in which clients first join clusters whose models existed from
+          the start (FedGroup, IFCA, FeSEM).
+
+        Clients that later move between clusters, or join one, are no split.
         """
 
     def on_round(self, record: RoundRecord, /) -> bool | Finish | None:
-        """Hear what a round came to; return what is to become of the run.
+        """Handle the results of a round, and decide whether the run goes on.
 
         Returns
         -------
@@ -155,26 +165,30 @@ class Callback:
             :data:`fedclade.FINISH` to finish the run after this round: it is evaluated, and its
             results are written as after the last round. True to interrupt it: a checkpoint is
             saved, and :class:`~fedclade.RunInterrupted` raised; the run is unfinished and can be
-            continued. Anything else to go on. FINISH wins over True.
+            continued. Any other value to go on. FINISH takes precedence over True.
         """
 
     def reason(self, record: RoundRecord, /) -> str:
-        """Return why the run is to finish, for ``summary.json``; called if :meth:`on_round` has returned FINISH."""
+        """Return the reason for finishing the run, for ``summary.json``.
+
+        Called if :meth:`on_round` has returned FINISH.
+        """
         return "on_round returned FINISH"
 
     def on_end(self, record: EndRecord, /) -> None:
-        """Hear how the run ended; of a run that has begun, always."""
+        """Handle the end of the run; called for every run that has begun."""
 
 
 class Callbacks:
-    """All that follow a run.
+    """All callbacks of a run.
 
     Parameters
     ----------
     callbacks
-        In the order in which they are called.
+        Callbacks, in the order in which they are called.
     on_round, stop
-        Functions that stand for callbacks, the first and the last; see :func:`fedclade.simulate`.
+        Functions that are called like callbacks, before and after all others; see
+        :func:`fedclade.simulate`.
     """
 
     def __init__(
@@ -192,18 +206,26 @@ class Callbacks:
         return bool(self._all)
 
     def joined(self, callback: Callback) -> Callbacks:
-        """Return these, and one that is called before them."""
+        """Return these callbacks with another one, which is called before them."""
         found = Callbacks()
         found._all = [callback, *self._all]
         return found
 
     def split(self, record: SplitRecord) -> None:
-        """Tell of a split."""
+        """Call ``on_split`` of all callbacks."""
         for place, callback in enumerate(self._all):
             self._call(place, "on_split", callback.on_split, record)
 
     def round(self, record: RoundRecord) -> bool | Stopped:
-        """Tell of a round; return why the run is to be finished, or else whether it is to be interrupted."""
+        """Call ``on_round`` of all callbacks.
+
+        Returns
+        -------
+        bool or Stopped
+            Why the run is finished after this round, if a callback returned FINISH; otherwise
+            whether to interrupt it.
+        """
+        # Every callback sees the round, also after another has returned FINISH.
         asked = [
             self._call(place, "on_round", each.on_round, record)
             for place, each in enumerate(self._all)
@@ -216,7 +238,11 @@ class Callbacks:
         return any(answer is True for answer in asked)
 
     def end(self, record: EndRecord) -> None:
-        """Tell all that the run has ended; no error takes the place of one that ended it."""
+        """Call ``on_end`` of all callbacks.
+
+        An error that a callback raises is raised at the end, unless the run itself ended with an
+        error.
+        """
         raised: FedcladeError | None = None
         for place, callback in enumerate(self._all):
             try:
@@ -251,20 +277,20 @@ class Callbacks:
 
 @dataclass(frozen=True, eq=False)
 class Following:
-    """The callbacks of one run, and what is the same in all their records.
+    """Callbacks of one run, with the fields that all their records share.
 
     Parameters
     ----------
     callbacks
-        Of the run.
+        Callbacks of the run.
     config
-        Returns the run's, of which some is only known once clients have trained.
+        Returns the config of the run; some values are only known after clients have trained.
     folder
-        The run's.
+        Folder of the run; None without one.
     so_far, scored_by
         See :class:`RoundRecord`.
     rows
-        Returns those of a record.
+        Returns the ``rows`` of a record.
     """
 
     callbacks: Callbacks
@@ -283,9 +309,23 @@ class Following:
         *,
         last: bool,
     ) -> bool | Stopped:
-        """Tell of a round, and of the splits in it, given the tree before and after.
+        """Call the callbacks for a round, after those for the splits in it.
 
-        Return why the run is to be finished, or else whether it is to be interrupted.
+        Parameters
+        ----------
+        before, after
+            The trees before and after the round.
+        metrics
+            The round's row of ``metrics.parquet``.
+        events
+            Events of the round, in order.
+        last
+            Whether this is the last round.
+
+        Returns
+        -------
+        bool or Stopped
+            Why the run is finished after this round, or whether to interrupt it.
         """
         if not self.callbacks:
             return False
@@ -318,13 +358,13 @@ class Following:
         )
 
     def finished(self, run: Run) -> None:
-        """Tell that the run has finished."""
+        """Call the callbacks for the end of a finished run."""
         self.callbacks.end(
             EndRecord(config=self.config(), folder=self.folder, reason="finished", run=run)
         )
 
     def ended(self, error: BaseException) -> None:
-        """Tell that an error has ended the run."""
+        """Call the callbacks for the end of a run by an error or an interruption."""
         if self.callbacks:
             failed = isinstance(error, Exception) and not isinstance(error, RunInterrupted)
             reason = "failed" if failed else "interrupted"
@@ -337,7 +377,7 @@ class Following:
 
 
 class _OnRound(Callback):
-    """Calls a function with the metrics of every round and the tree."""
+    """Callback that calls a function with the metrics of every round and the tree."""
 
     def __init__(self, function: OnRound) -> None:
         self._function = function
@@ -347,7 +387,7 @@ class _OnRound(Callback):
 
 
 class _Stop(Callback):
-    """Ends the run when a function says so, which is called after every round but the last."""
+    """Callback that ends the run if a function says so after a round other than the last."""
 
     def __init__(self, function: Stop) -> None:
         self._function = function
@@ -359,16 +399,30 @@ class _Stop(Callback):
         return FINISH if answer is FINISH else bool(answer)
 
 
-# The bar of a run, where somebody looks at it.
+# Progress bar of an interactive run.
 
 
 @contextmanager
 def progress_shown(
     progress: bool | None, name: str, rounds: int, following: Callbacks
 ) -> Generator[Callbacks]:
-    """Show a bar while the block runs, and give what is to follow the run: the bar, and what follows it anyway.
+    """Show a progress bar while the block runs.
 
-    ``progress`` says whether to; None: in a notebook and at Python's prompt.
+    Parameters
+    ----------
+    progress
+        Whether to show the bar. None: in a notebook and at Python's prompt only.
+    name
+        Name of the algorithm.
+    rounds
+        Number of rounds of the run.
+    following
+        Callbacks of the run.
+
+    Yields
+    ------
+    Callbacks
+        The callbacks of the run, with one that updates the bar if it is shown.
     """
     if not (at_prompt() if progress is None else progress):
         yield following

@@ -1,4 +1,4 @@
-"""Keeping a run: when to save a checkpoint, what is in one, and going on from it."""
+"""Checkpoints of a run: their content, when to save them, and how to continue from one."""
 
 from __future__ import annotations
 
@@ -22,28 +22,39 @@ from fedclade.runs.store import Checkpoint, KeptRound, Run, RunFolder
 from fedclade.runs.store.contents import TO_NOTE, check_shape, plain
 
 TIMES_A_SAVE = 60
-"""``auto`` lets so many times pass what the last save took, so that saving stays below 2 % of a run: 1 / 61 = 1.6 %."""
+"""Time between checkpoints with ``auto``, in multiples of the time that the slowest save took.
+
+Saving then takes less than 2 % of a run: 1 / 61 = 1.6 %.
+"""
 
 FIRST_SAVE_SECONDS = 0.05
 FIRST_SAVE_BYTES = 100e6
-"""What the first save is taken to cost: some waiting for the disk, and a second for so many bytes."""
+"""Estimated cost of the first save: seconds that each save takes, and bytes written per second."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
 class TrainingState:
-    """How far a run has come."""
+    """Progress of a run: the algorithm's state and the history after a round."""
 
-    number: int  #: of the last finished round; 0 before the first
-    state: State  #: after it
-    history: History  #: of all rounds up to it
-    stopped: Stopped | None = None  #: why it is to be finished after that round, if it is
-    best: KeptRound | None = None  #: the round that is kept so far, in a run that keeps the best
+    number: int  #: number of the last finished round; 0 before the first
+    state: State  #: the algorithm's state after that round
+    history: History  #: history of all rounds so far
+    stopped: Stopped | None = None  #: why the run is finished after that round; None if it is not
+    best: KeptRound | None = None  #: the best round so far, in a run that stores the best round
 
 
 class CheckpointPolicy:
-    """When to save the next checkpoint: after ``every`` so many rounds, never (0), or whenever it costs little."""
+    """Rule that decides when to save the next checkpoint.
+
+    Parameters
+    ----------
+    every
+        Number of rounds between checkpoints; 0: never; ``auto``: whenever saving costs little time.
+    clock
+        Returns the time in seconds.
+    """
 
     def __init__(self, every: Every, clock: Callable[[], float] = perf_counter) -> None:
         self._every: Every = every
@@ -52,7 +63,7 @@ class CheckpointPolicy:
         self._slowest: float | None = None
 
     def due(self, training: TrainingState) -> bool:
-        """Whether to save after this round."""
+        """Whether to save a checkpoint after this round."""
         if self._every != "auto":
             return self._every > 0 and training.number % self._every == 0
         seconds = self._slowest
@@ -63,7 +74,7 @@ class CheckpointPolicy:
 
     @contextmanager
     def saving(self) -> Generator[None]:
-        """Note how long the block takes, which saves a checkpoint."""
+        """Measure the duration of the block, which saves a checkpoint."""
         start = self._clock()
         yield
         self._since = self._clock()
@@ -71,33 +82,33 @@ class CheckpointPolicy:
 
 
 class Checkpointer:
-    """Keeps a run in its folder; without a folder it does nothing.
+    """Writer and reader of a run's folder; without a folder it does nothing.
 
-    To be used as a context from when the run begins: at its end, other processes may write to the
+    Use it as a context that begins with the run: at its end, other processes may write to the
     folder again.
 
     Parameters
     ----------
     folder
-        The run's, or None.
+        Folder of the run, or None.
     config
-        What is run.
+        Config of the run.
     every
         See :class:`CheckpointPolicy`.
     fingerprint
-        Returns that of the data, see :attr:`Federation.fingerprint
+        Returns the fingerprint of the data, see :attr:`Federation.fingerprint
         <fedclade.data.Federation.fingerprint>`.
     finish
-        Whether the run in the folder is to be finished where it stands, without another round.
+        Whether to finish the run in the folder at its newest checkpoint, without another round.
 
     Raises
     ------
     ConfigError
-        If the config is not that of a whole run, or there is to be finished what has no folder.
+        If the config is not that of a whole run, or ``finish`` is set without a folder.
     RunError
         If the folder holds something else, or a run of another config.
     CheckpointError
-        If it holds checkpoints, and none can be used, or a run is to be finished that has no
+        If the folder holds checkpoints and none can be used, or ``finish`` is set and there is no
         checkpoint.
     """
 
@@ -121,7 +132,7 @@ class Checkpointer:
         self._fingerprint = fingerprint
         self._policy = CheckpointPolicy(every)
         self._saved = 0  # the round of the newest checkpoint
-        self._is_new = False  # whether the folder holds nothing but the beginning of this run
+        self._is_new = False  # whether the folder holds only the beginning of this run
         self._found: Checkpoint | None = None
         if self._folder is not None:
             self._folder.check(config)
@@ -147,28 +158,31 @@ class Checkpointer:
 
     @property
     def path(self) -> Path | None:
-        """The run's folder."""
+        """Folder of the run."""
         return None if self._folder is None else self._folder.path
 
     def finished(self) -> Run | None:
-        """Return the run that the folder holds, if that has had all its rounds."""
+        """Return the run in the folder if it has had all its rounds, or else None."""
         if self._folder is None or not self._folder.holds_all(self.config):
             return None
         self._folder.clear()
         return Run.load(self._folder.path)
 
     def resumed(self, settings: RunSettings, device: str) -> tuple[RunSettings, str, str | None]:
-        """Return settings and device as given, or as they were in the part of the run that is continued.
+        """Return the settings and the device, adapted to the run that is continued.
+
+        If a run is continued, it streams or not as before; memory and device are as before if they
+        are not set.
 
         Returns
         -------
         tuple
-            Settings, device, and the engine that the run took before, if it is continued.
+            Settings, device, and the engine that the run used before, None if no run is continued.
 
         Raises
         ------
         ConfigError
-            If the run was on the CPU, and is to go on elsewhere.
+            If the run used the CPU, and ``device`` is ``cuda``.
         """
         if self._found is None:
             return settings, device, None
@@ -184,12 +198,12 @@ class Checkpointer:
     def restored(
         self, algorithm: Algorithm, backend: Backend, history: History
     ) -> TrainingState | None:
-        """Return how far the run has come that is continued; None if there is none.
+        """Return the progress of the run that is continued; None if no run is continued.
 
         Raises
         ------
         CheckpointError
-            If its models do not fit the backend's.
+            If the models of the checkpoint have another size than those of the backend.
         """
         if self._found is None:
             return None
@@ -218,7 +232,7 @@ class Checkpointer:
             history, **found.rows, similarities={s.node: s for s in found.similarities}
         )
         state = algorithm.state_type.from_tensors(found.tree, found.memory)
-        # Of a run that is now given more rounds, its callbacks decide again.
+        # If the run now has more rounds than before, its callbacks decide again when to stop.
         is_longer = self.config["rounds"] > found.config["rounds"]
         stopped = None if found.stopped is None or is_longer else Stopped(**found.stopped)
         if self._finish and stopped is None and found.round < self.config["rounds"]:
@@ -226,12 +240,12 @@ class Checkpointer:
         return TrainingState(found.round, state, history, stopped, found.best)
 
     def begin(self) -> None:
-        """Make the folder, if it is not there yet, and keep other processes from writing to it."""
+        """Make the folder if it does not exist, and prevent other processes from writing to it."""
         if self._folder is not None:
             self._is_new = self._folder.begin(self.config)
 
     def after_round(self, training: TrainingState, backend: Backend) -> None:
-        """Save a checkpoint if it is time for one."""
+        """Save a checkpoint if the policy asks for one."""
         if self._folder is not None and self._policy.due(training):
             self._save(training, backend)
 
@@ -246,14 +260,17 @@ class Checkpointer:
         raise RunInterrupted(f"interrupted after round {training.number}", then)
 
     def rescue(self, training: TrainingState, backend: Backend) -> None:
-        """Save what there is of a run that fails; of one that fails in its first round nothing is left."""
+        """Save a checkpoint of a run that fails.
+
+        The folder of a run that fails in its first round is removed, if this run has made it.
+        """
         if training.number == 0:
             if self._folder is not None and self._is_new:
                 remove(self._folder.path)
             return
         try:
             self._save(training, backend)
-        except CheckpointError as error:  # which should not hide why the run failed
+        except CheckpointError as error:  # should not hide why the run failed
             _log.warning("%s", error)
 
     def finish(self, run: Run) -> None:
@@ -293,7 +310,7 @@ class Checkpointer:
 
 
 def _made_with(backend: Backend) -> dict[str, Any]:
-    """Return what rounding depends on besides the config."""
+    """Return the properties of the execution, other than the config, that affect rounding."""
     return {
         "engine": backend.workers.engine_taken,
         "device": backend.device,

@@ -1,4 +1,4 @@
-"""Which clients are there: those that join a run late or leave it early, and those that are there at certain hours."""
+"""Availability of clients: late joining, early leaving, and the hours at which they are online."""
 
 from __future__ import annotations
 
@@ -35,16 +35,20 @@ from fedclade.core import (
 )
 from fedclade.data import ColumnRoles, Federation, Notation, Rows, prepare_sheets, read_sheet
 
-# Availability traces: at which hours each client is there, from a file or made up.
+# Availability traces: the hours at which each client is online, from a file or generated.
 
 DAY = 86_400.0
-"""Seconds."""
+"""Seconds of a day."""
 
 DAILY = "daily"
-"""The trace that is made up: each client is there once a day, for :data:`HOURS`, from an hour of its own on."""
+"""Name of the generated trace.
+
+Each client is online once a day, for a number of hours in the range :data:`HOURS`, starting at a
+time of day of its own.
+"""
 
 HOURS = (4.0, 12.0)
-"""How long a client of the ``daily`` trace is there, at least and at most."""
+"""Shortest and longest time that a client of the ``daily`` trace is online, in hours a day."""
 
 Numbers = NDArray[np.float64]
 Places = NDArray[np.int64]
@@ -54,18 +58,18 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """When each of n clients is there: m intervals ``[start, end)``, in seconds, which repeat after a period.
+    """Availability trace of n clients: m intervals ``[start, end)`` that repeat after a period.
 
     Parameters
     ----------
     places
-        Whose each interval is, ``[m]``, of 0 to n - 1.
+        Index of the client of each interval, ``[m]``, from 0 to n - 1.
     starts, ends
-        ``[m]``, from 0 to the period.
+        Beginning and end of each interval, ``[m]``, in seconds from 0 to the period.
     period
-        Seconds after which it begins anew.
+        Seconds after which the trace repeats.
     always
-        Which clients are always there, ``[n]``.
+        Mask ``[n]`` of the clients that are always available.
     """
 
     places: Places
@@ -75,7 +79,7 @@ class Trace:
     always: NDArray[np.bool_]
 
     def there(self, seconds: float) -> NDArray[np.bool_]:
-        """Return which clients are there so many seconds after the start, ``[n]``."""
+        """Return the mask ``[n]`` of the clients available ``seconds`` after the run's start."""
         at = seconds % self.period
         found = self.always.copy()
         found[self.places[(self.starts <= at) & (at < self.ends)]] = True
@@ -83,7 +87,7 @@ class Trace:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of it."""
+        """SHA-256 of the trace."""
         found = hashlib.sha256(np.float64(self.period).tobytes())
         for array in (self.places, self.starts, self.ends, self.always):
             found.update(np.ascontiguousarray(array).data)
@@ -91,7 +95,18 @@ class Trace:
 
     @classmethod
     def daily(cls, keys: Sequence[int], seed: int) -> Trace:
-        """Make up a trace: a client's hours depend on the seed and its key alone, and are as likely at any time."""
+        """Generate a trace in which each client is online once a day.
+
+        A client's hours depend on the seed and its key only. The time of day at which they start is
+        uniformly distributed.
+
+        Parameters
+        ----------
+        keys
+            Key of each client, ``[n]``.
+        seed
+            Seed of the run.
+        """
         root = rng.generator(seed, "hours of the day").integers(2**64, size=2, dtype=np.uint64)
         of_keys = np.array(keys, dtype=np.int64).view(np.uint64)
         starts, lengths = (_uniform(of_keys, number) for number in root)
@@ -110,16 +125,27 @@ class Trace:
 
     @classmethod
     def read(cls, path: Path, federation: Federation, period: float | None = None) -> Trace:
-        """Read a CSV, TSV or Parquet file of columns ``client``, ``from`` and ``to``, a row for each interval.
+        """Read a trace from a CSV, TSV or Parquet file.
 
-        A client goes by its name, or else by its id; one that no row names is always there. Without
-        a period the trace repeats after its last day.
+        The file has the columns ``client``, ``from`` and ``to``, and a row for each interval.
+        ``client`` is the name of a client, or else its id; a client without any row is always
+        available.
+
+        Parameters
+        ----------
+        path
+            The file.
+        federation
+            All clients.
+        period
+            Seconds after which the trace repeats; if left out, after its last day.
 
         Raises
         ------
         DataError
             If the file cannot be read, a column is missing, a client is unknown, a number is
-            missing, an interval is reversed or begins before 0, or two of a client overlap.
+            missing, an interval is reversed or begins before 0, or two intervals of a client
+            overlap.
         ConfigError
             If an interval ends after the period.
         """
@@ -172,7 +198,7 @@ def _seconds(rows: Rows, column: str, path: Path) -> Numbers:
 
 
 def _places(named: NDArray[np.object_], federation: Federation, path: Path) -> Places:
-    """Return which client of a federation each row names, ``[m]``."""
+    """Return the index of the client that each row names, ``[m]``."""
     place_of = {str(client.id): place for place, client in enumerate(federation.clients)}
     place_of |= {client.name: place for place, client in enumerate(federation.clients)}
     names, which = np.unique(named.astype(str), return_inverse=True)
@@ -185,7 +211,10 @@ def _places(named: NDArray[np.object_], federation: Federation, path: Path) -> P
 
 
 def _uniform(keys: NDArray[np.uint64], salt: np.uint64) -> Numbers:
-    """Return a number in [0, 1) for each key: SplitMix64, since a generator for each of 10⁶ clients takes seconds."""
+    """Return a number in [0, 1) for each key by SplitMix64.
+
+    A generator for each of 10⁶ clients would take seconds.
+    """
     z = (keys + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + salt
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -193,61 +222,78 @@ def _uniform(keys: NDArray[np.uint64], salt: np.uint64) -> Numbers:
 
 
 class ComingAndGoing(Clients):
-    """Clients of which some join late and some leave early; only those that are there in the round can be queried."""
+    """Clients that may join late or leave early; only those available in a round can be queried."""
 
     @abstractmethod
     def begin(
         self, algorithm: Algorithm, state: State, this_round: Round
     ) -> tuple[State, list[Event]]:
-        """Begin a round: let clients come and go; return the next state and the events of that."""
+        """Begin a round: add clients that join, remove clients that leave.
+
+        Returns
+        -------
+        tuple
+            The state after these changes, and their events.
+        """
 
     def stay(self, number: int, tree: ParameterTree) -> None:
-        """Be the clients of a round that is over, with its tree, so that they can be evaluated after it.
+        """Select the clients of a round that is over, so that they can be evaluated after it.
 
-        It changes nothing but in a run that is continued, whose clients have not had the round in
-        this process.
+        This has an effect only in a run that is continued, since its clients have not run that
+        round in this process.
+
+        Parameters
+        ----------
+        number
+            Number of the round, from 1.
+        tree
+            The tree of that round.
         """
 
     @property
     def present(self) -> int | None:
-        """How many are there in the round; None where that is not known beforehand."""
+        """Number of available clients of the round; None if it is not known in advance."""
         return None
 
     def there(self, state: State) -> State:
-        """Return a state whose tree has those alone that are there, which a cohort is drawn from."""
+        """Return a state whose tree has the available clients only; cohorts are sampled from it."""
         return state
 
     def left_alone(self, before: ParameterTree, after: ParameterTree) -> list[Event]:
-        """Return the clusters that kept their models in the round since none of their members was there."""
+        """Return events for clusters whose model did not change as no member was available.
+
+        ``before`` and ``after`` are the trees before and after the round.
+        """
         return []
 
 
 @checked()
 @dataclass(frozen=True, kw_only=True)
 class Churn:
-    """When newcomers join a run, when as many clients leave it, and at which hours clients are there.
+    """Rules by which newcomers join a run, clients leave it, and clients are available.
 
     Parameters
     ----------
     join_round
-        Newcomers take part from this round on, at least 2; if left out, they stay outside.
+        Newcomers take part from this round on, at least 2; if left out, they never join.
     leave_round
-        From this round on, at least 2, as many clients as there are newcomers, drawn from all, take
-        no part any more; their models stay.
+        From this round on, at least 2, clients that are drawn from all clients no longer take part,
+        as many as there are newcomers; models that they have trained stay.
     trace
-        When clients are there: a file, see :meth:`Trace.read <fedclade.runs.churn.Trace.read>`, or
-        ``daily`` for hours that are made up; always, if left out. A cohort is drawn among those
-        that are there when a round begins; the others keep their clusters and their models.
+        Availability trace of the clients: a file, see :meth:`Trace.read
+        <fedclade.runs.churn.Trace.read>`, or ``daily`` for a generated trace; if left out, all
+        clients are always available. A cohort is sampled from the clients that are available when a
+        round begins; the others stay in their clusters and keep their models.
     round_seconds
-        How much time of the trace passes from one round to the next; an hour by default.
+        Seconds of the trace from the beginning of a round to that of the next; an hour by default.
     trace_period
-        Seconds after which a file's trace begins anew; by default, after its last day.
+        Seconds after which the trace of a file repeats; by default, after its last day.
 
     Raises
     ------
     ConfigError
-        If a round is below 2, clients would leave before others join, seconds are not above 0, or
-        are given without what they belong to.
+        If a round is below 2, clients would leave before others join, a number of seconds is not
+        above 0, or ``trace_period`` is given without a file.
     """
 
     join_round: int | None = None
@@ -296,7 +342,12 @@ class Churn:
         )
 
     def check(self, newcomers: int, clients: int, rounds: int) -> None:
-        """Check that a run of so many newcomers, clients and rounds can have clients come and go.
+        """Check that these rules suit a run.
+
+        Parameters
+        ----------
+        newcomers, clients, rounds
+            Numbers of newcomers, of clients and of rounds of the run.
 
         Raises
         ------
@@ -318,7 +369,7 @@ class Churn:
             )
 
     def everybody(self, federation: Federation) -> Federation:
-        """Return all that are there at some time: the clients, and the newcomers if they join."""
+        """Return all clients that can take part in some round: with the newcomers, if they join."""
         if self.join_round is None or federation.newcomers is None:
             return federation
         return federation.join(federation.newcomers)
@@ -333,7 +384,13 @@ class Churn:
         }
 
     def timetable(self, everybody: Federation, seed: int) -> Timetable | None:
-        """Return which clients are away in each round; None where there is no trace. Raises what reading it raises."""
+        """Return the timetable of unavailable clients; None without a trace.
+
+        Raises
+        ------
+        DataError, ConfigError
+            If the trace cannot be read; see :meth:`Trace.read`.
+        """
         if self.trace is None:
             return None
         if self.trace == DAILY:
@@ -351,11 +408,23 @@ class Churn:
         absence: Absence | None = None,
         lying: Lying | None = None,
     ) -> ChurningClients:
-        """Return the clients of :meth:`everybody`, of which an algorithm sees those that are there.
+        """Return the clients of :meth:`everybody`; an algorithm sees the available ones only.
 
-        Those that leave are drawn from all, by the seed. Those that are away by the timetable are
-        named to the ``absence``, the middleware that leaves them out, and so are adversaries that
-        come late.
+        Parameters
+        ----------
+        clients
+            All clients.
+        federation
+            Their data, and the newcomers.
+        seed
+            Draws the clients that leave, from all clients.
+        timetable
+            Unavailable clients by round; None without a trace.
+        absence
+            Middleware that leaves out unavailable clients, and adversaries that have not joined
+            yet.
+        lying
+            Middleware of the adversaries; None if all clients are honest.
         """
         late = () if federation.newcomers is None else federation.newcomers.ids
         joins = {} if self.join_round is None else dict.fromkeys(late, self.join_round)
@@ -373,24 +442,48 @@ class Churn:
 
 @dataclass(frozen=True, eq=False)
 class Timetable:
-    """Which of some clients are away in each round, by a trace."""
+    """Clients that are unavailable in each round, by a trace.
+
+    Parameters
+    ----------
+    trace
+        The trace.
+    ids
+        Ids of its clients, in the order of the trace.
+    round_seconds
+        Seconds of the trace from the beginning of a round to that of the next.
+    """
 
     trace: Trace
     ids: Sequence[int]
     round_seconds: float
 
     def away(self, number: int) -> frozenset[int]:
-        """Return the clients that are not there when a round, from 1, begins."""
+        """Return the clients that are unavailable when a round, from 1, begins."""
         there = self.trace.there((number - 1) * self.round_seconds)
         return frozenset(np.array(self.ids, dtype=np.int64)[~there].tolist())
 
 
 class ChurningClients(Channel, ComingAndGoing):
-    """Clients with the first round of each that ``joins`` late, and the first round without each that ``leaves``.
+    """Clients that join late, leave early, or are unavailable in some rounds.
 
-    With a timetable, those that are away are left out of a round by the ``absence``, which is among
-    their middleware. A ``federation`` whose data changes says what they hold in each round; queries
-    are about that, unless they say more.
+    Parameters
+    ----------
+    clients
+        All clients.
+    joins
+        First round of each client that joins late, by id.
+    leaves
+        First round without each client that leaves, by id.
+    timetable
+        Unavailable clients by round; None if all are always available.
+    absence
+        Middleware of ``clients`` that leaves out unavailable clients.
+    federation
+        Data of the clients that changes during the run; None if it does not change. Queries are
+        about the data of the current round, unless they name another.
+    lying
+        Middleware of the adversaries; None if all clients are honest.
     """
 
     def __init__(
@@ -409,14 +502,14 @@ class ChurningClients(Channel, ComingAndGoing):
         self._federation = federation
         self._timetable = timetable
         self._lying = lying
-        if absence is None:  # no query passes it: it only notes who is away
+        if absence is None:  # passed by no query, it only stores the unavailable clients
             absence = Absence(0, DataSpec("", (), outputs=0))
         self._absence = absence
         self._at(1)
 
     @property
     def ids(self) -> Sequence[int]:
-        """All that are there, in a fixed order."""
+        """Clients that have joined and not left, in a fixed order."""
         if not self._joins and not self._leaves:
             return self._clients.ids
         return [
@@ -427,7 +520,7 @@ class ChurningClients(Channel, ComingAndGoing):
 
     @property
     def sizes(self) -> Mapping[int, int]:
-        """Number of training examples of each client that is there."""
+        """Number of training examples of each client that has joined and not left."""
         held = self._federation
         sizes = self._clients.sizes if held is None else held.in_round(self._number).sizes
         if held is not None and self._lying is not None:
@@ -438,11 +531,14 @@ class ChurningClients(Channel, ComingAndGoing):
 
     @property
     def stage(self) -> int:
-        """How often what clients hold has changed so far."""
+        """Number of changes of the clients' data so far."""
         return 0 if self._federation is None else self._federation.stage_in(self._number)
 
     def ask(self, query: Query[R], /) -> R:
-        """Put a query, about what clients hold in this round unless it names another; return the reply."""
+        """Send a query to the clients, and return their reply.
+
+        It is about the data of the current round unless it names another round.
+        """
         if self._federation is not None and query.data_round == 0:
             query = replace(query, data_round=self._number)
         return super().ask(query)
@@ -450,7 +546,13 @@ class ChurningClients(Channel, ComingAndGoing):
     def begin(
         self, algorithm: Algorithm, state: State, this_round: Round
     ) -> tuple[State, list[Event]]:
-        """Begin a round: let clients come and go; return the next state and the events of that."""
+        """Begin a round: add clients that join, remove clients that leave.
+
+        Returns
+        -------
+        tuple
+            The state after these changes, and their events.
+        """
         self._at(this_round.number, state.tree)
         changed = self._changed()
         events: list[Event] = [DataChanged(0, changed)] if changed else []
@@ -463,21 +565,21 @@ class ChurningClients(Channel, ComingAndGoing):
         return state, events
 
     def stay(self, number: int, tree: ParameterTree) -> None:
-        """Be the clients of a round that is over."""
+        """Select the clients of a round that is over."""
         self._at(number, tree)
 
     @property
     def reachable(self) -> Sequence[int]:
-        """Those that are there in the round."""
+        """Available clients of the round."""
         return [client for client in self.ids if client not in self._absence.away]
 
     @property
     def present(self) -> int | None:
-        """How many are there in the round; None without a trace."""
+        """Number of available clients of the round; None without a trace."""
         return None if self._timetable is None else len(self.reachable)
 
     def there(self, state: State) -> State:
-        """Return a state whose tree has those alone that are there, which a cohort is drawn from."""
+        """Return a state whose tree has the available clients only; cohorts are sampled from it."""
         if not (away := self._absence.away):
             return state
         nodes = [
@@ -491,14 +593,14 @@ class ChurningClients(Channel, ComingAndGoing):
         return replace(state, tree=ParameterTree(tuple(nodes)))
 
     def left_alone(self, before: ParameterTree, after: ParameterTree) -> list[Event]:
-        """Return the clusters that kept their models in the round since none of their members was there."""
+        """Return events for clusters whose model did not change as no member was available."""
         if not (away := self._absence.away):
             return []
         alone = [leaf for leaf in before.leaves if leaf.members and away.issuperset(leaf.members)]
         return [TooFew(leaf.id, 0) for leaf in alone if after.nodes[leaf.id].params is leaf.params]
 
     def _changed(self) -> tuple[int, ...]:
-        """Return the clients that are there, and hold other data than in the round before."""
+        """Return the clients of this round with other data than in the round before."""
         if self._federation is None or self.stage == self._federation.stage_in(self._number - 1):
             return ()
         now, before = (
@@ -507,7 +609,7 @@ class ChurningClients(Channel, ComingAndGoing):
         return tuple(client for client in self.ids if now[client] is not before[client])
 
     def _at(self, number: int, tree: ParameterTree | None = None) -> None:
-        """Go on to a round, with the clusters as they are then."""
+        """Set the current round, and the clusters at its beginning."""
         self._number = number
         if self._timetable is not None:
             self._absence.away = self._timetable.away(number)
@@ -521,6 +623,6 @@ class ChurningClients(Channel, ComingAndGoing):
 
 
 def fingerprint(everybody: Federation, timetable: Timetable | None) -> str:
-    """Return that of the data, and of the trace where there is one."""
+    """Return the fingerprint of the data and, if set, of the availability trace."""
     found = everybody.fingerprint
     return found if timetable is None else f"{found} {timetable.trace.fingerprint}"

@@ -20,27 +20,28 @@ from fedclade.tasks import Metric
 class EarlyStopping(Callback):
     """Finish a run when the clients' mean score on validation data has not improved for a while.
 
-    Test data have no part in it. The run evaluates on validation data wherever it evaluates on test
-    data (``evaluate_validation`` of :class:`~fedclade.RunSettings` is set), and every client must
-    have validation data. The decision depends on the table of metrics alone, so a run that is
-    interrupted and continued stops in the same round as one that is not. To keep the models of the
-    best round rather than those of the last, set ``keep_best``.
+    Test data do not influence the decision. The run evaluates on validation data wherever it
+    evaluates on test data (``evaluate_validation`` of :class:`~fedclade.RunSettings` is set), and
+    every client must have validation data. The decision depends on the table of metrics alone, so a
+    run that is interrupted and continued stops in the same round as one that is not. To store the
+    models of the best round rather than those of the last, set ``keep_best``.
 
-    In a config it is the section ``[stop]`` with the same keys.
+    In a config, the section ``[stop]`` has the same keys.
 
     Parameters
     ----------
     metric
-        The metric to follow, in its own direction, or ``loss``; by default the first of the task.
+        Name of the metric to follow, or ``loss``; by default the first metric of the task. Whether
+        higher or lower is better depends on the metric.
     patience
-        After this number of evaluations in a row without an improvement the run finishes, at least
+        Number of evaluations in a row without an improvement after which the run finishes, at least
         1. These are rounds, unless ``evaluate_every`` is larger than 1.
     min_delta
-        An improvement is a score that is better than the best by more than this, at least 0. A
-        score that is NaN or infinite is none.
+        A score is an improvement if it is better than the best score so far by more than this, at
+        least 0. A score that is NaN or infinite is no improvement.
     start_round
-        Rounds before this one are not counted, at least 1. Set it where clusters split late: scores
-        may rest before.
+        Rounds before this one are not counted, at least 1. Set it if clusters split late: before a
+        split, scores may stay the same for many rounds.
 
     Raises
     ------
@@ -98,17 +99,17 @@ class EarlyStopping(Callback):
         return FINISH if self.reason_in(record.rows, metric) else None
 
     def reason(self, record: RoundRecord, /) -> str:
-        """Return which score has not improved, since when."""
+        """Return the reason as text: the score that has not improved, and since which round."""
         metric = metric_named(record.scored_by, self.metric, "stop.metric")
         return self.reason_in(record.rows, metric) or ""
 
     def reason_in(self, rows: Sequence[Row], metric: Metric) -> str | None:
-        """Return why a run of these rounds should stop; None if it should go on.
+        """Return why a run should stop after some rounds, or None if it should go on.
 
         Parameters
         ----------
         rows
-            Those of ``metrics.parquet`` up to now.
+            Rows of ``metrics.parquet`` so far.
         metric
             The metric that is followed.
         """

@@ -1,4 +1,4 @@
-"""How clients fare after a round, with the models that they are served with."""
+"""Evaluation of clients after a round, with the models that are deployed to them."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class RoundScores:
-    """The scores of clients after a round.
+    """Scores of clients after a round.
 
     Parameters
     ----------
     test, validation
-        On these data; None if there was no evaluation, or no client replied.
+        Scores on test and on validation data; None if there was no evaluation, or no client
+        replied.
     served
-        The node that each client was served with.
+        For each client, the node whose model it was evaluated with.
     success
-        Share of an adversary's backdoors that work; None without any.
+        Success of a backdoor, see :meth:`Adversaries.attacked
+        <fedclade.runs.adversaries.Adversaries.attacked>`; None without a backdoor.
     without_validation
-        Why clients have sent no scores on validation data, by client.
+        For each client that sent no scores on validation data, the reason.
     """
 
     test: Evaluation | None = None
@@ -40,19 +42,33 @@ class RoundScores:
 
     @property
     def are_refused(self) -> bool:
-        """Whether the policy of every client forbids scores on validation data, so that there will never be any."""
+        """Whether the policy of every client forbids scores on validation data.
+
+        If so, there will never be any.
+        """
         reasons = self.without_validation.values()
         return len(reasons) > 0 and all(why.startswith(FORBIDS) for why in reasons)
 
     def check_validation(self, number: int, needs: str, metric: str | None = None) -> None:
-        """Check that a client has sent scores on validation data, if any has sent those on test data.
+        """Check that at least one client has sent scores on validation data.
 
-        ``metric`` is what is looked at of them; None for the first of the task.
+        Nothing is checked if no client has sent scores on test data either, unless the policies of
+        all clients forbid scores on validation data.
+
+        Parameters
+        ----------
+        number
+            Number of the round, from 1.
+        needs
+            The setting that needs these scores, for the error message.
+        metric
+            Name of the metric that the setting uses; None for the first of the task.
 
         Raises
         ------
         ConfigError
-            If none has; it names the setting that ``needs`` them, and what the first client says.
+            If no client has sent any; the message names the setting and the first client's reason.
+            Also if the clients do not report the metric.
         """
         if (found := self.validation) is not None:
             if metric is not None and found.without_loss.issuperset(found.ids):
@@ -81,7 +97,23 @@ def evaluate_round(
     settings: RunSettings,
     number: int,
 ) -> RoundScores:
-    """Evaluate clients with the models of a state after a round."""
+    """Evaluate clients after a round, with the models that are deployed to them.
+
+    Parameters
+    ----------
+    algorithm
+        The algorithm, which chooses the model of each client.
+    backend
+        The backend of the run.
+    clients
+        The clients of the round.
+    state
+        State of the algorithm after the round.
+    settings
+        Settings of the run.
+    number
+        Number of the round, from 1.
+    """
     served = algorithm.serve(state, clients)
     asked = panel(state.tree, clients.ids, settings.evaluate_clients, settings.seed)
     models, rows = state.tree.models([served[client] for client in asked], served=True)
@@ -112,17 +144,31 @@ def evaluate_round(
 
 
 def panel(tree: ParameterTree, ids: Sequence[int], most: int | None, seed: int) -> Sequence[int]:
-    """Return the clients that are evaluated: all, or so many that the seed draws, those in a cluster before others."""
+    """Return the clients to evaluate.
+
+    Parameters
+    ----------
+    tree
+        The clusters.
+    ids
+        All clients.
+    most
+        Number of clients to evaluate; None for all. The seed draws them, and clients that are in a
+        cluster come before others.
+    seed
+        Seed of the run.
+    """
     if most is None or most >= len(ids):
         return ids
     order = rng.generator(seed, "evaluated clients").permutation(len(ids)).tolist()
     held = {client for leaf in tree.leaves for client in leaf.members}
+    # The sort is stable: clients in a cluster come first, in both groups in random order.
     drawn = sorted(order, key=lambda place: ids[place] not in held)[:most]
     return [ids[place] for place in sorted(drawn)]
 
 
 def _together(algorithm: Algorithm, state: State) -> dict[str, Any]:
-    """Return what to evaluate with, of an algorithm whose clients are served with a mixture of all leaves' models."""
+    """Return the mixture to evaluate with as keyword argument; empty if the algorithm has none."""
     mixture = algorithm.mixture(state)
     return {} if mixture is None else {"mixture": mixture}
 

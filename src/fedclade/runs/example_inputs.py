@@ -1,4 +1,7 @@
-"""Which inputs example-level privacy can go with: those of one example that no other example moves."""
+"""Compatibility of inputs with example-level privacy.
+
+No example may change the inputs of another example.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +15,25 @@ LEVEL = "privacy.level = 'example' bounds what one example tells, and"
 def check_inputs_apart(
     privacy: Mechanism | None, federation: Federation, *, agreed: bool = False
 ) -> None:
-    """Check that no example moves the inputs of another one of its client, where examples are private.
+    """Check, for example-level privacy, that no example changes the inputs of another example.
 
-    DP-SGD clips the gradient of each example by itself. If the example also moves the mean that all
-    are scaled by, or the vocabulary, it moves every gradient, and the noise hides that no longer.
+    DP-SGD clips the gradient of each example separately. If an example also changes the mean that
+    scales all examples of its client, or the vocabulary, it changes every gradient, and the noise
+    no longer hides it.
 
     Parameters
     ----------
+    privacy
+        Privacy mechanism of the run; None without privacy.
+    federation
+        The clients' data.
     agreed
-        Whether texts are encoded by a schema that came from elsewhere.
+        Whether texts are encoded by a schema from outside, rather than one made from these texts.
 
     Raises
     ------
     ConfigError
-        If it does.
+        If privacy is at example level, and an example changes the inputs of others.
     """
     if not isinstance(privacy, ExamplePrivacy):
         return
@@ -45,7 +53,7 @@ def check_inputs_apart(
 
 
 def by_own_examples(standardize: str) -> str:
-    """Return why inputs that are scaled by a client's own examples do not go with private examples."""
+    """Return the error for private examples with inputs scaled by their own client."""
     return (
         f"{LEVEL} with standardize = {standardize!r} it moves the mean and the deviation that all "
         "examples of its client are scaled by; set standardize = 'none' and scale by numbers that "

@@ -1,4 +1,4 @@
-"""What is kept of every round: rows for tables, events, similarity matrices, and the summary at the end."""
+"""Records of a run: rows of the tables, events, similarity matrices, and the final summary."""
 
 from __future__ import annotations
 
@@ -42,18 +42,31 @@ from fedclade.runs.store.run import FORMAT, Run
 from fedclade.runs.store.tree_files import LARGEST_KEPT, SimilarityMatrix
 from fedclade.tasks import SPREAD, FittedTask, Metric, cluster_scores, mean_score, spread
 
-# Which clusters of a round came out of one.
+# Splits: the clusters of a round that were one cluster before.
 
 Members = Mapping[int, tuple[int, ...]]
-"""Of clusters, by node."""
+"""Client ids of the members of each cluster, by node id."""
 
 
 def splits_of(
     before: ParameterTree, after: ParameterTree, events: Sequence[Event]
 ) -> list[tuple[int, Members, Event | None]]:
-    """Return the splits of a round: of each the node, the members of what it became, and the event, if there is one.
+    """List the splits of a round.
 
-    See :meth:`fedclade.Callback.on_split` for what is a split.
+    See :meth:`fedclade.Callback.on_split` for the definition of a split.
+
+    Parameters
+    ----------
+    before, after
+        The trees before and after the round.
+    events
+        Events of the round.
+
+    Returns
+    -------
+    list
+        One tuple for each split: the node that was split, the members of each new cluster by node,
+        and the event that reports the split, or None if no event does.
     """
     found: list[tuple[int, Members, Event | None]] = [
         (event.node, dict(zip(event.children, event.clusters, strict=False)), event)
@@ -81,12 +94,25 @@ def splits_of(
     return [(0, now, clustered[-1] if clustered else None)]
 
 
-# What the summary of a run says of privacy, by the events that count what clients sent or the
-# server was given.
+# Privacy budget in the summary of a run, from the events that count the updates that clients sent
+# or the noisy sums that the server received.
 
 
 def spent(section: Mapping[str, Any], events: Sequence[Row]) -> dict[str, Any] | None:
-    """Return what was spent of the privacy that the ``[privacy]`` section of a config asks for; None without any."""
+    """Compute the privacy budget that a run has spent, for its summary.
+
+    Parameters
+    ----------
+    section
+        The ``[privacy]`` section of the config.
+    events
+        Rows of all events of the run.
+
+    Returns
+    -------
+    dict or None
+        The spent budget as the mechanism reports it; None if the section sets no mechanism.
+    """
     privacy = mechanism_of(section)
     if privacy is None:
         return None
@@ -98,14 +124,14 @@ def spent(section: Mapping[str, Any], events: Sequence[Row]) -> dict[str, Any] |
 
 
 def _releases(events: Iterable[Row]) -> list[Release]:
-    """Return what was released with noise on sums, or as choices."""
+    """Return the noisy releases, of sums or of private choices, from the rows of events."""
     names = [each.name for each in fields(Release)]
     rows = [event for event in events if event["kind"] == PrivateRelease.kind]
     return [Release(**{name: row[name] for name in names if name in row}) for row in rows]
 
 
 def _most_releases(events: Iterable[Row]) -> int:
-    """Return how many updates the client sent that sent most."""
+    """Return the largest number of updates that any single client sent."""
     sent: Counter[str] = Counter()
     for event in events:
         sent.update(event.get("clients", {}) if event["kind"] == Released.kind else {})
@@ -113,7 +139,7 @@ def _most_releases(events: Iterable[Row]) -> int:
 
 
 def _steps(events: Iterable[Row]) -> Mapping[str, Counter[float]]:
-    """Return how many noisy steps each client took, by their rate."""
+    """Count the noisy steps of each client, by the sampling rate of the steps."""
     steps: defaultdict[str, Counter[float]] = defaultdict(Counter)
     for event in events:
         for client, count in (
@@ -125,15 +151,27 @@ def _steps(events: Iterable[Row]) -> Mapping[str, Counter[float]]:
 
 # Scores on validation data, and the round that they choose.
 #
-# Validation examples are a client's own, and it never trains on them: it sets them aside from its
-# training data (``data.validation_fraction``), or brings them itself, see
-# :func:`fedclade.federation`. Test data have no part in the choice, so that the test score of the
-# chosen round is one of a model that was not picked for it; the best test score of all rounds would
-# not be.
+# Each client has its own validation examples and never trains on them. They are set aside from its
+# training data (``data.validation_fraction``), or the user provides them, see
+# :func:`fedclade.federation`. Test data do not influence the choice: the test score of the chosen
+# round is therefore not biased by the choice, as the best test score of all rounds would be.
 
 
 def check_validation(federation: Federation, what: str = "evaluate_validation = true") -> None:
-    """Check that every client has validation data, which something needs; a ConfigError if not."""
+    """Check that every client has validation data.
+
+    Parameters
+    ----------
+    federation
+        All clients.
+    what
+        The setting that needs validation data, for the error message.
+
+    Raises
+    ------
+    ConfigError
+        If at least one client has no validation data.
+    """
     if missing := federation.without_validation:
         some = (
             "no client has any"
@@ -148,10 +186,10 @@ def check_validation(federation: Federation, what: str = "evaluate_validation = 
 
 
 def validation_columns(metrics: Sequence[Metric], evaluation: Evaluation | None) -> Row:
-    """Return the means over the clients of an evaluation on validation data, as columns of ``metrics.parquet``.
+    """Return mean scores and the mean loss on validation data, as columns of ``metrics.parquet``.
 
-    Clients without a score are left out of the mean by that metric, which is None if no client has
-    one.
+    Means are over clients. A client without a score by a metric is left out of the mean by that
+    metric; the mean is None if no client has a score. Without an evaluation there are no columns.
     """
     if evaluation is None:
         return {}
@@ -164,12 +202,21 @@ def validation_columns(metrics: Sequence[Metric], evaluation: Evaluation | None)
 
 
 def metric_named(metrics: Sequence[Metric], name: str | None, setting: str) -> Metric:
-    """Return the metric of a task by its name, or the loss; the first metric if it has no name.
+    """Return a metric of the task by its name.
+
+    Parameters
+    ----------
+    metrics
+        The metrics of the task.
+    name
+        The name of one of them, or ``loss``; None for the first metric of the task.
+    setting
+        The setting that gives the name, for the error message.
 
     Raises
     ------
     ConfigError
-        If the task has no such metric; it names the ``setting``.
+        If the task has no metric of this name.
     """
     if name is None:
         return metrics[0]
@@ -180,19 +227,29 @@ def metric_named(metrics: Sequence[Metric], name: str | None, setting: str) -> M
 
 
 LOSS = Metric("loss", higher_is_better=False)
-"""The loss as a metric by which a round is chosen."""
+"""The loss as a metric that can choose a round."""
 
 
 def column_of(metric: str) -> str:
-    """Return the column of ``metrics.parquet`` with the mean score on validation data by a metric."""
+    """Return the name of the column with the mean score on validation data by a metric."""
     return f"validation_{metric}"
 
 
 def chosen_round(rows: Iterable[Row], metric: Metric) -> Row | None:
-    """Return the row of the round with the best mean score on validation data, the first of equals; None without any.
+    """Return the row of the round with the best mean score on validation data.
 
-    ``rows`` are those of ``metrics.parquet``, of which those count that have a score on test data
-    too.
+    Parameters
+    ----------
+    rows
+        Rows of ``metrics.parquet``. Rows without a score on test data are ignored, as are rows
+        whose score on validation data is NaN or infinite.
+    metric
+        The metric that is compared, in its own direction.
+
+    Returns
+    -------
+    Row or None
+        The first of equally good rows; None if no row counts.
     """
     best: Row | None = None
     column = column_of(metric.name)
@@ -209,11 +266,25 @@ def chosen_round(rows: Iterable[Row], metric: Metric) -> Row | None:
 def chosen(
     rows: Sequence[Row], metrics: Sequence[Metric], metric: Metric, *, is_kept: bool = False
 ) -> dict[str, Any]:
-    """Return what ``summary.json`` says of the round that validation data chooses; nothing without validation data.
+    """Return the entries of ``summary.json`` about the round that validation data chooses.
 
-    Under ``chosen`` are the metric that chooses, the round, and its mean scores on validation and
-    on test data. If the run keeps the models of that round (``is_kept``), the scores of the last
-    round with any are under ``last``.
+    Parameters
+    ----------
+    rows
+        Rows of ``metrics.parquet``.
+    metrics
+        The metrics of the task.
+    metric
+        The metric that chooses the round.
+    is_kept
+        Whether the run stores the models of the chosen round rather than those of the last.
+
+    Returns
+    -------
+    dict
+        ``chosen``: the metric that chooses, the round, and its mean scores on validation and on
+        test data. With ``is_kept`` also ``last``: the scores of the last evaluated round. Empty
+        without scores on validation data.
     """
     row = chosen_round(rows, metric)
     if row is None:
@@ -237,24 +308,48 @@ def _scores(row: Row, metrics: Sequence[Metric]) -> dict[str, Any]:
 
 
 CRITERIA = ("mean_norm", "max_norm", "alpha_cross_max", "gamma_bound", "separation_gap")
-"""Columns of each cluster, of which a round has the largest over its clusters; of α_cross^max the smallest."""
+"""Split criteria, columns of ``clusters.parquet`` and ``metrics.parquet``.
+
+A row of ``metrics.parquet`` has the largest value over the clusters of its round, and of
+α_cross^max the smallest.
+"""
 
 
 @dataclass(eq=False)
 class History:
-    """The rows, events and similarities of a run, round by round; ``target`` is what to reach of a metric, if any."""
+    """Rows, events and similarity matrices of a run, collected round by round.
+
+    Parameters
+    ----------
+    registry
+        Ids, names, training set sizes and true clusters of all clients.
+    task
+        Loss and metrics of the run.
+    target
+        Name of a metric and the score to reach by it; None without a target.
+    adversaries
+        Adversaries of a simulation; None if all clients are honest.
+    least
+        Smallest number of members of a cluster for which rows and similarities are recorded.
+    metrics, clusters, clients, events
+        Rows of the tables so far.
+    similarities
+        The latest similarity matrix of each cluster, by node.
+    chosen_by
+        The metric that chooses a round by validation data; None for the first of the task.
+    """
 
     registry: ClientRegistry
     task: FittedTask
     target: tuple[str, float] | None = None
     adversaries: Adversaries | None = None
-    least: int = 1  # members of a cluster that anything is said of
+    least: int = 1  # smallest number of members of a cluster that may be reported
     metrics: list[Row] = field(default_factory=list[Row])
     clusters: list[Row] = field(default_factory=list[Row])
     clients: Sequence[Row] = field(default_factory=RowTable)
     events: list[Row] = field(default_factory=list[Row])
     similarities: dict[int, SimilarityMatrix] = field(default_factory=dict[int, SimilarityMatrix])
-    # the metric that chooses a round by validation data; the first of the task
+    # the metric that chooses a round by validation data; None: the first of the task
     chosen_by: str | None = None
 
     def add(
@@ -267,11 +362,29 @@ class History:
         served: Mapping[int, int],
         validation: Evaluation | None = None,
     ) -> Row:
-        """Add round ``number``, from 1; return its row of ``metrics.parquet``.
+        """Add a round.
 
-        ``cost`` is bytes and seconds by column; ``evaluation`` is on test data, if there was one,
-        of each client with the model of the node that it was ``served`` with, and ``validation``
-        the same on validation data.
+        Parameters
+        ----------
+        number
+            Number of the round, from 1.
+        state
+            State of the algorithm after the round.
+        log
+            The algorithm's report of the round.
+        cost
+            Bytes and seconds of the round, by column.
+        evaluation
+            Scores on test data; None if the round was not evaluated or no client replied.
+        served
+            For each client, the node whose model it was evaluated with.
+        validation
+            Scores on validation data, with the same models; None if there are none.
+
+        Returns
+        -------
+        Row
+            The row of ``metrics.parquet`` of this round.
         """
         self.events += [plain(event.to_row(number)) for event in log.events]
         said = {
@@ -320,8 +433,8 @@ class History:
     def is_evaluated(self) -> bool:
         """Whether clients were evaluated after the last round."""
         row = self.metrics[-1]
-        # Clients with secure aggregation tell no loss; with a count of clients they were asked all
-        # the same.
+        # Clients with secure aggregation report no loss. A count of clients shows that they were
+        # evaluated nevertheless.
         return (
             row["loss_mean"] is not None
             or row.get(f"{self.task.metrics[0].name}_clients") is not None
@@ -343,9 +456,18 @@ class History:
         columns: Mapping[str, Any],
         events: Sequence[Event],
     ) -> None:
-        """Add an evaluation to the last round, which had none; see :meth:`add`.
+        """Add an evaluation to the last round, which was not evaluated; see :meth:`add`.
 
-        ``cost`` adds to that of the round; ``columns`` are further ones of its row.
+        Parameters
+        ----------
+        state, evaluation, served, validation
+            See :meth:`add`.
+        cost
+            Bytes and seconds of the evaluation, by column; added to those of the round.
+        columns
+            Further columns of the round's row.
+        events
+            Events of the evaluation.
         """
         row = self.metrics[-1]
         number = row["round"]
@@ -374,11 +496,24 @@ class History:
         stopped: Stopped | None = None,
         best: KeptRound | None = None,
     ) -> Run:
-        """Return the run of the rounds so far; later rounds do not change it.
+        """Return a run that consists of the rounds so far; later rounds do not change it.
 
-        Of a run that keeps the ``best`` round, all tables but the metrics end with that round, as
-        does the tree: later rows would be of clusters that the tree does not have. Its summary
-        counts what all rounds cost.
+        Parameters
+        ----------
+        config
+            Config of the run.
+        tree
+            The clusters and their models: after the last round, or after the ``best``.
+        device
+            Device of the server's models.
+        layout
+            Layout of the model's entries; None if it is not needed.
+        stopped
+            Why the run was finished before its last round; None if it was not.
+        best
+            The stored round, in a run that stores the best round. All tables but the metrics then
+            end with that round, as does the tree: later rows would be about clusters that are not
+            in the tree. The summary counts the cost of all rounds.
         """
         shown = self if best is None else self._until(best)
         summary = self._summary(config, tree, device, shown, best)
@@ -395,7 +530,7 @@ class History:
         )
 
     def _until(self, best: KeptRound) -> History:
-        """Return the history up to a round, but with the metrics of all."""
+        """Return the history up to a stored round, but with the metrics of all rounds."""
         blocks = RowTable.of(self.clients).blocks
         return replace(
             self,
@@ -413,7 +548,7 @@ class History:
         shown: History,
         best: KeptRound | None,
     ) -> dict[str, Any]:
-        """Return the summary of all rounds; what it says of clients and clusters is of the round that is ``shown``."""
+        """Return the summary: costs of all rounds, clients and clusters of ``shown``."""
         number = len(self.metrics) if best is None else best.round
         last = self.metrics[number - 1]
         final = RowTable.of(shown.clients).last
@@ -470,7 +605,7 @@ class History:
             "engine": config["engine"],
             "versions": versions(),
         }
-        if self.task.balanced and self.task.weights is not None:  # by which newcomers weigh too
+        if self.task.balanced and self.task.weights is not None:  # newcomers use the same weights
             summary["class_weights"] = self.task.weights.tolist()
         if self.adversaries is not None:
             summary["adversary"] = self.adversaries.summary(last, final, tree, truth)
@@ -484,7 +619,7 @@ class History:
     def _cluster_row(self, number: int, node: int, criteria: SplitCriteria, log: RoundLog) -> Row:
         row: Row = {"round": number, "node": node, "clients": len(criteria.members)}
         row |= dict.fromkeys(CRITERIA, None)
-        # NaN: withheld
+        # NaN marks a number that is withheld
         row |= {name: value for name, value in criteria.numbers.items() if isfinite(value)}
         truth = self.registry.in_round(number).true_clusters
         bipartition = criteria.bipartition
@@ -499,7 +634,7 @@ class History:
         return row
 
     def _may_say(self, tree: ParameterTree, node: int, criteria: SplitCriteria) -> bool:
-        """Whether a cluster, and those of it that answered, are as many as is asked for."""
+        """Whether at least ``least`` clients of a cluster are members, and as many replied."""
         return (
             self.least <= 1
             or min(len(criteria.members), len(tree.nodes[node].members)) >= self.least
@@ -534,7 +669,7 @@ class History:
         }
 
     def _evaluation_columns(self, evaluation: Evaluation | None) -> Row:
-        """Return the columns of an evaluation; a round without one has the same, empty."""
+        """Return the columns of an evaluation; all are None if the round was not evaluated."""
         names = [f"{metric.name}_{number}" for metric in self.task.metrics for number in SPREAD]
         columns: Row = dict.fromkeys([*names, "loss_mean", "share_at_target"], None)
         if evaluation is None:
@@ -548,7 +683,7 @@ class History:
         return columns | {"loss_mean": mean, "share_at_target": self._share_at_target(rows)}
 
     def _scores(self, evaluation: Evaluation) -> list[Row]:
-        """Return the scores of each client, by the names of the metrics."""
+        """Return a row of scores for each client, by the names of the metrics."""
         names = [metric.name for metric in self.task.metrics]
         return [dict(zip(names, mine, strict=True)) for mine in evaluation.scores.tolist()]
 
@@ -560,9 +695,10 @@ class History:
         return metric.reached(score, self.target[1])
 
     def _share_at_target(self, rows: Sequence[Row]) -> float | None:
-        """Return the share of clients with a score that have reached the target, given a row of scores of each.
+        """Return the share of clients that reach the target, among the clients with a score.
 
-        None if there is no target, or no client has a score.
+        ``rows`` has one row of scores for each client. None if there is no target, or no client has
+        a score.
         """
         if self.target is None:
             return None
@@ -572,13 +708,16 @@ class History:
 
 
 def counting(row: Row) -> tuple[str, float | None]:
-    """Return the metric that counts, by its name, and its mean over the clients, from a row of ``metrics.parquet``."""
+    """Return the name of the task's first metric, and its mean over the clients.
+
+    ``row`` is a row of ``metrics.parquet``; the mean is None if the round was not evaluated.
+    """
     column = next(name for name in row if name.endswith("_mean"))
     return column.removesuffix("_mean"), row[column]
 
 
 def _inputs(schema: DataSpec) -> dict[str, Any]:
-    """Return what a model is given: the shape of an input, and mean and std by which pixels in [0, 1] are scaled."""
+    """Return the shape of a model's input, and the mean and std that scale pixels in [0, 1]."""
     return {
         "shape": list(schema.input_shape),
         "scaled": None if schema.scaled is None else list(schema.scaled),
@@ -586,18 +725,18 @@ def _inputs(schema: DataSpec) -> dict[str, Any]:
 
 
 def _sizes(tree: ParameterTree) -> list[int]:
-    """Return how many members each current cluster has, in descending order; an empty one does not count."""
+    """Return the numbers of members of all clusters that have any, in descending order."""
     return sorted((len(leaf.members) for leaf in tree.leaves if leaf.members), reverse=True)
 
 
 def _mean_loss(losses: Iterable[float]) -> float | None:
-    """Return the mean of the losses that clients report; NaN is that of a client that reports none."""
+    """Return the mean of the finite losses; a client that reports no loss has NaN."""
     known = [loss for loss in losses if isfinite(loss)]
     return sum(known) / len(known) if known else None
 
 
 def _weighted(evaluation: Evaluation, tree: ParameterTree) -> float | None:
-    """Return the mean score over all targets of clients in a current cluster (FedGroup section IV-A).
+    """Return the mean score over all targets of clients in a cluster (FedGroup section IV-A).
 
     Clients without a score are left out.
     """
@@ -623,7 +762,7 @@ def versions() -> dict[str, str]:
 
 @cache
 def _versions() -> dict[str, str]:
-    """Look the versions up, once: that reads a file for each package."""
+    """Look up the versions once, since each lookup reads a file of the package."""
     packages = ("fedclade", "torch", "numpy", "scipy", "scikit-learn")
     return {
         "python": platform.python_version(),
@@ -632,7 +771,7 @@ def _versions() -> dict[str, str]:
 
 
 def version_of(package: str) -> str:
-    """Return the version of an installed package."""
+    """Return the version of an installed package, or "unknown" if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:  # used from a source folder

@@ -1,4 +1,7 @@
-"""The models that a run starts from: by name, as a module, or made by a function from a seed."""
+"""Initial models of a run: by name, as a module, or made by a function from a seed.
+
+Also the automatic choice of streaming, and the target score of a run.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +29,13 @@ from fedclade.runs.settings import RunSettings
 from fedclade.tasks import FittedTask
 from fedclade.training import note_unsent_buffers
 
-# Whether a run streams, where that is left to it.
+# Automatic choice of streaming.
 
 SHARE_OF_UPDATES = 4
-"""A run streams by itself if the updates of all clients would take more than one part in so many of its memory."""
+"""Divisor of a run's memory that gives the limit for updates in it.
+
+With ``auto``, a run streams if the updates of all clients take more than that limit.
+"""
 
 _log = logging.getLogger(__name__)
 
@@ -37,9 +43,21 @@ _log = logging.getLogger(__name__)
 def decide_stream(
     settings: RunSettings, algorithm: Algorithm, size: int, budget: int, remote: bool = False
 ) -> bool:
-    """Decide whether to stream, given the bytes of all clients' updates and those that may be taken.
+    """Decide whether a run streams, so that the server stores sums of updates only.
 
-    Updates that come from ``remote`` actors are only sent one by one if they have to be.
+    Parameters
+    ----------
+    settings
+        Settings of the run; with ``stream="auto"`` this function decides.
+    algorithm
+        The algorithm.
+    size
+        Bytes of the updates of all clients.
+    budget
+        Bytes of memory that the run may occupy.
+    remote
+        Whether updates come from actors. With ``auto``, the run then streams whenever the
+        algorithm, the signatures and the aggregation rule permit it.
     """
     if settings.is_central:
         return True
@@ -60,11 +78,17 @@ def decide_stream(
     return can
 
 
-# What a run is to reach of a metric.
+# Target score of a run.
 
 
 def target_of(settings: RunSettings, task: FittedTask) -> tuple[str, float] | None:
-    """Return which metric should reach what; a ConfigError if there is no such metric, or it cannot be reached."""
+    """Return the name of the metric with a target, and the score to reach; None without a target.
+
+    Raises
+    ------
+    ConfigError
+        If the task has no such metric, several metrics are named, or the score is out of range.
+    """
     if settings.target is None:
         return None
     given = (
@@ -88,11 +112,11 @@ def target_of(settings: RunSettings, task: FittedTask) -> tuple[str, float] | No
 
 
 Maker = Callable[[int], nn.Module]
-"""Makes a module whose initial parameters depend on a seed alone."""
+"""Function that makes a module whose initial parameters depend on a seed only."""
 
 
 def model_name(model: nn.Module | str | Maker, seed: int) -> str:
-    """Return the name that a model was asked for by, or that of its class."""
+    """Return the name by which a model was requested, or that of its class."""
     if isinstance(model, str):
         return model
     return type(model if isinstance(model, nn.Module) else _made(model, seed)).__name__
@@ -106,11 +130,37 @@ def initial_models(
     budget: int | None = None,
     parts: Parts | None = None,
 ) -> tuple[nn.Module, Tensor]:
-    """Return a module of a run's own, and its initial models ``[S]`` or ``[initial_models, S]``, not permuted.
+    """Return a module for the run, and its initial models.
 
-    Each model after the first is drawn from a seed of its own. Raises a ConfigError if the model is
-    unknown, several are needed and the one given cannot be made anew, or they take more bytes than
-    the ``budget``.
+    Each initial model after the first is drawn from a separate seed. If ``model`` is a module, the
+    returned module is a copy.
+
+    Parameters
+    ----------
+    model
+        Name of a model, a module, or a function that makes one from a seed.
+    schema
+        Inputs and outputs of the data.
+    seed
+        Seed of the run.
+    algorithm
+        The algorithm, which says from how many models it starts.
+    budget
+        Bytes of memory that the models may occupy; None for no limit.
+    parts
+        Frozen, personal and common parts of the model, and adapters; none if left out.
+
+    Returns
+    -------
+    tuple
+        The module, and its initial models, ``[S]``, or ``[initial_models, S]`` for an algorithm
+        that starts from several. Their entries are not permuted.
+
+    Raises
+    ------
+    ConfigError
+        If the model is unknown, several are needed and the given one cannot be made again, or they
+        take more bytes than the ``budget``.
     """
     parts = parts or Parts()
     module = _module(model, schema, seed, parts)
@@ -157,7 +207,7 @@ def _module(model: nn.Module | str | Maker, schema: DataSpec, seed: int, parts: 
 
 
 def _made(make: Maker, seed: int) -> nn.Module:
-    """Return the module that a user's function makes from a seed, checked."""
+    """Return the module that a user's function makes from a seed, after checking its type."""
     try:
         module: Any = make(seed)
     except FedcladeError:

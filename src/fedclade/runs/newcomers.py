@@ -1,4 +1,4 @@
-"""Newcomers to a finished run: which of its models each gets, and what that is worth to it."""
+"""Newcomers to a finished run: assignment of a model to each, and its scores."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def assign(
     only_fitting: bool = False,
     members: Federation | None = None,
 ) -> Newcomers:
-    """Give every newcomer one of a run's models, and measure what that is worth to it.
+    """Assign one of a run's models to each newcomer, and evaluate it.
 
-    Newcomers train as the run's clients did: local training, signatures and permutation are the
-    run's. Each also trains a model of its own, alone, for as many rounds as the run had; and the
-    model that it got for one epoch. Where a part of the model is personal, newcomers find their
-    place with that of the initial model, and then fit theirs to the model that they got, alone, for
-    as many epochs as a client of the run trained.
+    Newcomers train as the run's clients did, with the run's local training, signatures and
+    permutation. For comparison, each newcomer also trains a model alone, for as many rounds as the
+    run had, and fine-tunes its assigned model for one epoch. If a part of the model is personal,
+    newcomers are assigned with the personal part of the initial model. Each then fits its personal
+    part to the assigned model, alone, for as many epochs as a client of the run trained.
 
     Parameters
     ----------
@@ -67,23 +67,23 @@ def assign(
         A finished run. If it was loaded from a folder and its config names something by
         ``module:name``, load it with ``Run.load(folder, trust=True)``, or give that thing here.
     newcomers
-        Such as ``Federation.newcomers`` of the run's federation. Their true clusters, where known,
-        must be numbered as in the run; they are looked at for scoring only.
+        For example ``Federation.newcomers`` of the run's federation. Their true clusters, if known,
+        must be numbered as in the run; they are used for scoring only.
     algorithm, model, task, local
-        Those of the run, where its config cannot name them: a model or a metric that is an object,
-        a loss or an optimizer of the script that ran.
+        Those of the run, if its config cannot name them: a model or a metric that is an object, a
+        loss or an optimizer of the script that ran.
     device, memory
         See :func:`fedclade.simulate`.
     engine
-        The run's if left out; ``auto`` if that was ``ray``.
+        Engine for the newcomers; by default that of the run, or ``auto`` if that was ``ray``.
     only_fitting
-        Give a newcomer the deepest model on its way that fits it, the root's if none does. By
-        default it gets that of the leaf that it comes to, as CFL's Algorithm 4 has it, and is only
-        told whether it fits.
+        Whether to give a newcomer the deepest model on its path that fits it, or the root's if none
+        does. By default it gets the model of the leaf at the end of its path, as in CFL's Algorithm
+        4, and the result only reports whether that model fits.
     members
-        The run's own clients. Where they are given, newcomers need no labels to be assigned: they
-        go to the leaf whose members' data is most like theirs, as the root's model sees it. Labels
-        are still looked at for scoring.
+        The run's own clients. If they are given, newcomers need no labels to be assigned: they join
+        the leaf whose members' data is most similar to theirs, as the root's model sees it. Labels
+        are still used for scoring.
 
     Raises
     ------
@@ -121,7 +121,21 @@ def assign(
 
 @dataclass(frozen=True, eq=False)
 class Arrival:
-    """Newcomers at a run's tree, on the simulated backend of that run after its model's round; see :func:`assign`."""
+    """Newcomers to a run's tree, on a simulated backend with the settings of that run.
+
+    See :func:`assign`.
+
+    Parameters
+    ----------
+    tree
+        The run's tree, as the server of the backend sees it.
+    algorithm
+        The run's algorithm.
+    backend
+        Simulated backend whose clients are the newcomers.
+    last
+        The round that the run's models are from.
+    """
 
     tree: ParameterTree
     algorithm: Algorithm
@@ -142,16 +156,21 @@ class Arrival:
         engine: str | None = None,
         memory: int | str | None = None,
     ) -> Arrival:
-        """Build the backend for newcomers to a run.
+        """Build the backend for newcomers to a run; see :func:`assign` for the parameters.
 
-        What the config of a run names by ``module:name`` is imported only if the run is trusted.
+        Code that the run's config names by ``module:name`` is imported only if the run is trusted.
+
+        Raises
+        ------
+        ConfigError, RunError
+            See :func:`assign`.
         """
         run.check_readable()
         _check_columns(run, newcomers)
         config = run.config
         seed = run.summary["seed"]
         name = run.config["model"]["name"]
-        named = dict(config["algorithm"])  # to assign, the oracle needs no truth
+        named = dict(config["algorithm"])  # the oracle assigns without true clusters
         algorithm = algorithm or _noted(
             run, "algorithm", build_algorithm, named.pop("name"), named, {}
         )
@@ -205,11 +224,11 @@ class Arrival:
 
     @property
     def metric(self) -> str:
-        """The name of the metric that counts."""
+        """Name of the metric that counts, the first of the task."""
         return self.backend.task.metrics[0].name
 
     def assignments(self) -> list[Assignment]:
-        """Return where each newcomer goes."""
+        """Return the assignment of each newcomer."""
         return list(
             self.algorithm.assign(
                 self.tree, self.backend.clients.ids, self.backend.clients, self.last
@@ -217,7 +236,7 @@ class Arrival:
         )
 
     def without_labels(self, members: Arrival) -> list[Assignment]:
-        """Return where each newcomer goes if it has no labels, given the run's own clients."""
+        """Return the assignment of each newcomer without labels, given the run's own clients."""
         clients = self.backend.clients
         return without_labels(
             self.tree, clients.ids, clients, members.backend.clients, self.last.seed
@@ -226,12 +245,24 @@ class Arrival:
     def scores(
         self, assignments: Sequence[Assignment], nodes: Sequence[int]
     ) -> dict[str, list[float | None]]:
-        """Return the columns of :func:`score_columns`, for newcomers that get the models of some nodes.
+        """Return the columns of :func:`score_columns`, for newcomers with some assigned nodes.
 
-        Personal parameters, where there are any, are fitted to a model before it is scored; where
-        clients tune the model that they are sent, so do newcomers before the first column. Where
-        clients are served with a mixture of the leaves' models, newcomers at a leaf get that; for
-        one epoch they train the leaf's alone.
+        Personal parameters, if the model has any, are fitted to a model before it is scored. If
+        clients of the run fine-tune the model that they receive, newcomers do so before the first
+        column. If clients are evaluated with a mixture of the leaves' models, newcomers at a leaf
+        are too; the fine-tuning for one epoch trains the model of the leaf alone.
+
+        Parameters
+        ----------
+        assignments
+            Assignment of each newcomer.
+        nodes
+            For each newcomer, the node whose model it gets.
+
+        Returns
+        -------
+        dict
+            A list with a score of each newcomer, by column; None where the metric is undefined.
         """
         clients = self.backend.clients
         ids = [each.client for each in assignments]
@@ -239,7 +270,7 @@ class Arrival:
         each_its_own, to_root = list(range(len(ids))), [0] * len(ids)
         self._fit_personal(ids, models, rows)
         at_home = replace(self.last, purpose="finetune", communicates="nothing")
-        # after they were fitted
+        # personal parts were fitted in round last.number, and this training comes after it
         at_home = replace(at_home, number=self.last.number + self._is_parted)
 
         def tuned(spec: LocalTraining) -> list[float | None]:
@@ -271,7 +302,7 @@ class Arrival:
     def _by_mixture(
         self, ids: Sequence[int], nodes: Sequence[int], scores: list[float | None]
     ) -> list[float | None]:
-        """Return the scores of newcomers, by the mixture of all leaves' models if the algorithm has one."""
+        """Return newcomers' scores, with the mixture of the leaves' models if there is one."""
         if (mixture := self.algorithm.mixture(None)) is None:
             return scores
         models, _ = self.tree.models([leaf.id for leaf in self.tree.leaves])
@@ -286,7 +317,7 @@ class Arrival:
             self.backend.store.clear()
 
     def _fit_personal(self, ids: Sequence[int], models: Tensor, rows: Sequence[int]) -> None:
-        """Let clients fit their personal parameters alone to their models, for as many epochs as the run had."""
+        """Fit clients' personal parameters to their models, for as many epochs as the run had."""
         if self._is_parted:
             self._forget()
             epochs = self.last.number * (self.last.spec.epochs or 1)
@@ -294,7 +325,7 @@ class Arrival:
             self.backend.clients.train(ids, models, rows, fitting)
 
     def _trained_alone(self, ids: Sequence[int]) -> list[float | None]:
-        """Return the scores of the models that clients get on their own, in as many rounds as the run had."""
+        """Return scores of models that clients train alone, in as many rounds as the run."""
         method = Local()
         clients = self.backend.clients
         initial = self.backend.initial.view(-1, self.backend.initial.shape[-1])[:1]
@@ -305,12 +336,12 @@ class Arrival:
 
 
 def _known(evaluation: Evaluation) -> list[float | None]:
-    """Return the score of each client by the metric that counts; None if it has none."""
+    """Return each client's score by the metric that counts; None if it is undefined."""
     return [None if isnan(score) else score for score in evaluation.scores[:, 0].tolist()]
 
 
 def _noted(run: Run, what: str, build: Callable[..., T], *values: Any, **options: Any) -> T:
-    """Build what a run's config names; a ConfigError says how to give what it cannot name."""
+    """Build an object that a run's config names, or say in a ConfigError how to pass it."""
     try:
         with reading_folder(trust=run.is_trusted):
             return build(*values, **options)
@@ -321,7 +352,7 @@ def _noted(run: Run, what: str, build: Callable[..., T], *values: Any, **options
 
 
 def _check_columns(run: Run, newcomers: Federation) -> None:
-    """Check that a table of newcomers is encoded as the run's table was; a RunError names the differences."""
+    """Check that a table of newcomers has the encoding of the run's table."""
     columns = newcomers.pool.columns
     inputs = run.summary.get("inputs", {})
     if columns is None:
@@ -343,7 +374,7 @@ def _check_columns(run: Run, newcomers: Federation) -> None:
 
 
 def _true_clusters_of_leaves(run: Run) -> Mapping[int, int]:
-    """Return the true cluster that most members of each node are in, where it is known."""
+    """Return the true cluster of most members of each node, if known."""
     truth = {
         row["client"]: row["true_cluster"]
         for row in run.client_rows

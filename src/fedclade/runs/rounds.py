@@ -1,4 +1,4 @@
-"""The round loop: sample a cohort, let the algorithm step, evaluate, keep the history."""
+"""Round loop: sample a cohort, run a step of the algorithm, evaluate, record the history."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from fedclade.runs.store.contents import Row
 from fedclade.training import OWN_MODEL
 
 Kept = dict[int, dict[str, Tensor]]
-"""What clients keep, by name."""
+"""Tensors that clients store, by client and name."""
 
 _log = logging.getLogger(__name__)
 
@@ -56,9 +56,26 @@ def run_rounds(
     settings: RunSettings,
     callbacks: Callbacks | None = None,
 ) -> Run:
-    """Run an algorithm over those clients of a backend that are there, from the start or from where its folder stands.
+    """Run an algorithm on the available clients, from round 1 or from the last checkpoint.
 
-    ``history`` is empty; see :func:`fedclade.simulate` for the others, and for what is raised.
+    See :func:`fedclade.simulate` for the errors that are raised.
+
+    Parameters
+    ----------
+    algorithm
+        The algorithm.
+    backend
+        Middleware, initial models and execution settings.
+    clients
+        The clients of the backend, some of which may be unavailable.
+    checkpointer
+        Writer of the run's folder, and reader of its last checkpoint.
+    history
+        Empty history of the run.
+    settings
+        Settings of the run.
+    callbacks
+        Callbacks that follow the run; none if left out.
     """
     settings = with_smallest_batch(settings, backend.smallest_batch, history.registry.sizes)
     if missed := algorithm.too_short(settings.rounds):
@@ -115,7 +132,7 @@ def _train(
     settings: RunSettings,
     following: Following,
 ) -> None:
-    """Run the rounds that are left, and save what there is of a run that is stopped or fails."""
+    """Run the remaining rounds, and save a checkpoint if the run is stopped or fails."""
     restored = training.number
     try:
         if training.stopped is None:
@@ -138,7 +155,7 @@ def _train(
             if training.number == restored:
                 clients.stay(training.number, training.state.tree)
             evaluate_last_round(algorithm, backend, clients, training, settings)
-    except (CheckpointError, RunInterrupted):  # which saved what it could
+    except (CheckpointError, RunInterrupted):  # these have already saved a checkpoint if they could
         raise
     except Exception:
         checkpointer.rescue(training, backend)
@@ -146,7 +163,7 @@ def _train(
 
 
 def _stopped_before(training: TrainingState, settings: RunSettings) -> Stopped | None:
-    """Return why a run that is continued is to have no further round, by its early stopping; None if it is."""
+    """Return why early stopping ends a continued run without another round, or None."""
     stopping = settings.early_stopping
     if stopping is None or not 0 < training.number < settings.rounds:
         return None
@@ -156,7 +173,7 @@ def _stopped_before(training: TrainingState, settings: RunSettings) -> Stopped |
 
 
 def _end_now(algorithm: Algorithm, backend: Backend, training: TrainingState) -> KeptRound:
-    """Return what the run ends with if its last round so far was the last."""
+    """Return the last round so far, with everything that the run would end with now."""
     clients_with_own = set(algorithm.keepers(training.state))
     return KeptRound(
         round=training.number,
@@ -170,7 +187,7 @@ def _end_now(algorithm: Algorithm, backend: Backend, training: TrainingState) ->
 def _result(
     algorithm: Algorithm, backend: Backend, training: TrainingState, config: Mapping[str, Any]
 ) -> Run:
-    """Return the run, with the models of the round that is kept and what clients keep."""
+    """Return the run, with the models of the round to store and the clients' own tensors."""
     end = training.best or _end_now(algorithm, backend, training)
     run = training.history.finish(
         config,
@@ -185,7 +202,14 @@ def _result(
 
 
 def first_state(algorithm: Algorithm, backend: Backend, clients: Clients) -> State:
-    """Return the state before the first round; a ConfigError if it is to begin in a run that does not fit."""
+    """Return the state of the algorithm before the first round.
+
+    Raises
+    ------
+    ConfigError
+        If the algorithm starts from the clusters of a finished run, and the models of that run have
+        another size, or its clients are others.
+    """
     if (folder := algorithm.begins_in) is None:
         return algorithm.init(backend.initial, clients)
     tree = Run.load(folder).tree
@@ -214,7 +238,22 @@ def run_round(
     settings: RunSettings,
     number: int,
 ) -> tuple[Row, tuple[Event, ...]]:
-    """Run round ``number``, from 1, and add it to the training state; return its metrics, and what happened."""
+    """Run a round, and add it to the training state.
+
+    Parameters
+    ----------
+    algorithm, backend, clients, settings
+        See :func:`run_rounds`.
+    training
+        Progress of the run, which this function updates.
+    number
+        Number of the round, from 1.
+
+    Returns
+    -------
+    tuple
+        The round's row of ``metrics.parquet``, and its events.
+    """
     meter = backend.meter
     start = perf_counter()
     before = meter.readings()
@@ -223,7 +262,7 @@ def run_round(
         number, settings.local, settings.seed, evaluated=evaluated, min_clients=settings.min_clients
     )
     state, came_and_went = clients.begin(algorithm, training.state, this_round)
-    # of the start, or since clients left
+    # Clusters can be small from the start, or because clients have left.
     state, withheld = merged(state, settings.min_cluster_size)
     state, log = step(algorithm, backend, clients, state, settings, this_round)
     state, told = merged(state, settings.min_cluster_size, log.events)
@@ -233,7 +272,7 @@ def run_round(
     scores = RoundScores()
     if evaluated or algorithm.finished(state):
         scores = evaluate_round(algorithm, backend, clients, state, settings, number)
-        # once, after the first evaluation
+        # Checked once, after the first evaluation.
         if scores.test is not None and not training.history.clients:
             _warn_of_scores(number, scores.test, [metric.name for metric in backend.task.metrics])
         if settings.needs_validation and not training.history.has_validation:
@@ -270,7 +309,7 @@ def evaluate_last_round(
     training: TrainingState,
     settings: RunSettings,
 ) -> None:
-    """Evaluate the last round of a run that ends early, which was no round to evaluate."""
+    """Evaluate the last round of a run that ends early, if it was not evaluated."""
     history = training.history
     number = training.number
     start = perf_counter()
@@ -299,7 +338,7 @@ def evaluate_last_round(
 def note_best(
     algorithm: Algorithm, backend: Backend, training: TrainingState, settings: RunSettings
 ) -> None:
-    """Keep what the run would end with now, if it keeps the best round and this is the best so far."""
+    """Store the current round if the run stores its best round, and this is the best so far."""
     if not settings.keep_best:
         return
     history = training.history
@@ -311,7 +350,14 @@ def note_best(
 
 
 def merged(state: State, least: int, events: Sequence[Event] = ()) -> tuple[State, Sequence[Event]]:
-    """Return a state without clusters of too few members, and what may be said of what happened."""
+    """Merge clusters with fewer than ``least`` members into others.
+
+    Returns
+    -------
+    tuple
+        The state after merging, and the events that may be reported; see :func:`merge_small
+        <fedclade.runs.small_clusters.merge_small>`.
+    """
     if least <= 1:
         return state, events
     tree, told = merge_small(state.tree, least, events)
@@ -326,7 +372,24 @@ def step(
     settings: RunSettings,
     this_round: Round,
 ) -> tuple[State, RoundLog]:
-    """Let the algorithm step with a cohort of those that are there; where nobody is, its state stays as it is."""
+    """Run a step of the algorithm with a cohort of available clients.
+
+    If no client is available, the state does not change.
+
+    Parameters
+    ----------
+    algorithm, backend, clients, settings
+        See :func:`run_rounds`.
+    state
+        State of the algorithm before the step.
+    this_round
+        Number, local training and random generators of the round.
+
+    Returns
+    -------
+    tuple
+        The state after the step, and the algorithm's report.
+    """
     if clients.present == 0:
         _log.warning(
             "round %d: no client is there, so all models stay as they are", this_round.number
@@ -352,6 +415,8 @@ def step(
         released = noisy_sums.told()
         if not cohort or any(event.about == "updates" for event in released):
             drawn = {there.tree.leaf_of[client] for client in cohort}
+            # A cluster without sampled clients moves by noise too: a model that stays would reveal
+            # that none of its clients was sampled.
             nobody = {
                 node: n for c, n in expected.items() if (node := there.tree.leaf_of[c]) not in drawn
             }
@@ -371,9 +436,24 @@ def step(
 def sampled_singly(
     tree: ParameterTree, all_of_them: Sequence[int], fraction: float, draw: np.random.Generator
 ) -> tuple[tuple[int, ...], Mapping[int, float]]:
-    """Sample each client by itself with a probability (Poisson sampling), as the accounting of privacy has it.
+    """Sample each client independently (Poisson sampling), as the privacy accounting assumes.
 
-    Return them, and how many of each client's cluster that makes on average.
+    Parameters
+    ----------
+    tree
+        The clusters.
+    all_of_them
+        Clients to sample from.
+    fraction
+        Probability with which each client is sampled.
+    draw
+        Random generator.
+
+    Returns
+    -------
+    tuple
+        The sampled clients, and for each client the expected number of sampled clients of its
+        cluster.
     """
     sizes = Counter(tree.leaf_of[client] for client in all_of_them)
     expected = {client: fraction * sizes[tree.leaf_of[client]] for client in all_of_them}
@@ -384,7 +464,7 @@ def sampled_singly(
 
 
 def _served(kept: Kept, keepers: Collection[int]) -> Kept:
-    """Return what clients keep, without the models of their own of those that are not served with theirs."""
+    """Return clients' tensors, without stored models that are not used to evaluate the client."""
     left = {
         c: mine if c in keepers else {n: t for n, t in mine.items() if n != OWN_MODEL}
         for c, mine in kept.items()
@@ -393,10 +473,22 @@ def _served(kept: Kept, keepers: Collection[int]) -> Kept:
 
 
 def check_models(number: int, before: ParameterTree, after: ParameterTree) -> None:
-    """Check that the models that a round has moved are still finite.
+    """Check that the models that changed in a round are finite.
 
-    Single updates that are not were left out where they came in; what is left is what the algorithm
-    does with them.
+    Updates that are NaN or infinite were left out when they arrived, so this finds models that the
+    algorithm itself has made so.
+
+    Parameters
+    ----------
+    number
+        Number of the round, from 1.
+    before, after
+        The trees before and after the round.
+
+    Raises
+    ------
+    RunError
+        If an entry of a model is NaN or infinite.
     """
     for node in after.nodes:
         if node.id < len(before.nodes) and before.nodes[node.id].model is node.model:
@@ -411,7 +503,7 @@ def check_models(number: int, before: ParameterTree, after: ParameterTree) -> No
 
 
 def _warn_of_scores(number: int, evaluation: Evaluation, metrics: Sequence[str]) -> None:
-    """Warn of metrics by which no client has a score, as they will stay empty in all tables."""
+    """Warn of metrics without a score of any client; their columns will stay empty."""
     for name, scores in zip(metrics, evaluation.scores.T, strict=True):
         if len(scores) and bool(scores.isnan().all()):
             _log.warning(

@@ -1,4 +1,4 @@
-"""What a run over simulated clients and one over a network have in common: their settings, checked in one place."""
+"""Settings that runs over simulated clients and runs over a network share, checked in one place."""
 
 from __future__ import annotations
 
@@ -28,87 +28,93 @@ Every = int | Literal["auto"]
 @checked()
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """The settings of a run, those that :func:`fedclade.simulate` and :func:`fedclade.flower.federate` share.
+    """Settings of a run, shared by :func:`fedclade.simulate` and :func:`fedclade.flower.federate`.
 
     Parameters
     ----------
     local
         Local training.
     rounds
-        Communication rounds, at least 1.
+        Number of communication rounds, at least 1.
     seed
-        Keys every random draw: the same seed gives the same run, bit for bit on the same machine.
+        Seed of every random draw: the same seed gives the same run, bit for bit on the same
+        machine.
     client_fraction
         Share of every cluster that trains in a round, in (0, 1]; C of FedAvg.
     evaluate_every
-        Evaluate on the clients' test data after every so many rounds, and after the last.
+        Evaluate on the clients' test data after every multiple of this number of rounds, and after
+        the last round.
     evaluate_clients
-        How many clients an evaluation is of, at least 1: a fixed sample of them, drawn by the seed,
-        of those in a cluster before those that no cluster holds. None: all. Scores, counts and
-        tables of clients are of the sample.
+        Number of clients to evaluate, at least 1: a fixed sample, drawn by the seed. Clients in a
+        cluster are drawn before clients in none. None: all clients. Scores, counts and tables of
+        clients are then about the sample.
     evaluate_validation
-        Evaluate on the clients' validation data too, wherever they are evaluated on test data.
-        Summaries and tables then say both the last round's test score and that of the round with
-        the best mean score on validation data. Every client must have validation data, which it
-        never trains on: see ``validation_fraction`` of :func:`fedclade.load_federation` and
-        :func:`fedclade.federation`. Training does not depend on it.
+        Whether to evaluate on the clients' validation data too, whenever clients are evaluated on
+        test data. Summaries and tables then report both the test score of the last round and that
+        of the round with the best mean score on validation data. Every client must have validation
+        data, which it never trains on: see ``validation_fraction`` of
+        :func:`fedclade.load_federation` and :func:`fedclade.federation`. Training does not depend
+        on it.
     early_stopping
-        When to finish the run before its last round, by scores on validation data; by default
-        never. It can be given as one of the ``callbacks`` too.
+        Rule that finishes the run before its last round, by scores on validation data; by default
+        none. It can be given as one of the ``callbacks`` too.
     keep_best
-        Keep the models of the round with the best mean score on validation data, the first of
-        equals, rather than those of the last round: the tree, the models that clients keep, and the
-        tables of clients, clusters and events are then of that round. The score is by the metric of
-        ``early_stopping``, or the first of the task. It needs validation data of every client. Not
-        over a network where clients keep a part of their model, or a model of their own: they keep
-        that of their last round only.
+        Whether to store the models of the round with the best mean score on validation data, the
+        first of equals, rather than those of the last round: the tree, the models that clients
+        store, and the tables of clients, clusters and events are then of that round. The score is
+        by the metric of ``early_stopping``, or by the first metric of the task. Every client must
+        have validation data. Not available over a network where clients store a personal part of
+        their model, or a whole model: they have that of their last round only.
     target
-        What to reach of the metric that counts, such as 0.9; or of another, by its name. The run
-        reports when it was.
+        Score to reach by the metric that counts, such as 0.9; or, as a mapping, by a metric of
+        another name. The run reports the round that reaches it.
     task
         The loss and the metrics, by default the data's own; as an option of a function it may be a
         task's name.
     freeze, personal
-        Patterns over the names of a model's parameters and buffers, such as ``head.*``: what is the
-        same everywhere and never sent, and what stays with each client; that may also be one word,
-        ``head``, ``body`` or ``norm``, and if left out it is as the algorithm has it. See
-        :class:`~fedclade.models.Parts`.
+        Patterns over the names of a model's parameters and buffers, such as ``head.*``. Frozen ones
+        are the same everywhere and never sent; personal ones stay with each client. ``personal``
+        may also be one word, ``head``, ``body`` or ``norm``; if left out, the algorithm decides.
+        See :class:`~fedclade.models.Parts`.
     common
-        What all clusters have in common, as patterns or one of these words: averaged over all of
-        them, in every round, while the rest is each cluster's own. By default nothing.
+        Parts of the model that all clusters share, as patterns or as the word ``head``, ``body`` or
+        ``norm``: they are averaged over all clusters in every round, while all other parts differ
+        between clusters. By default none.
     adapter
         Low-rank pairs, :class:`~fedclade.models.LoRA`, that are trained in place of the model.
     signature
-        What clients are compared by; the whole update by default.
+        Representation of updates by which clients are compared; by default the whole update.
     stream
-        Whether the server keeps no updates, only their sums and signatures, which must then be
-        projected where the algorithm compares them. Results do not depend on it beyond rounding.
-        ``auto``: if the algorithm can do with that, and the updates of all clients would take more
-        than a quarter of ``memory``, or come from the actors of engine ``ray``.
+        Whether the server stores no single updates, only their sums and signatures. Signatures must
+        then be projected if the algorithm compares them. Results do not depend on it beyond
+        rounding. ``auto``: if the algorithm permits it, and the updates of all clients would take
+        more than a quarter of ``memory``, or come from the actors of engine ``ray``.
     memory
-        What the data and the training of a round may take, in bytes or as ``"2GB"``; by default a
-        quarter of the machine's or the GPU's memory. Where clients need more, they train in several
-        blocks. In a network: what the updates may take.
+        Memory for the data and the training of a round, in bytes or as ``"2GB"``; by default a
+        quarter of the machine's or the GPU's memory. If clients need more, they train in several
+        blocks. In a network: memory for the updates.
     aggregate
-        How the updates of each cluster become one: by their mean, or by a robust rule, and within
-        which limits; see :class:`~fedclade.Aggregation`.
+        Aggregation of the updates of each cluster: by their mean or a robust rule, and with which
+        limits; see :class:`~fedclade.Aggregation`.
     min_clients
-        A cluster of which fewer clients answer in a round keeps its model, and is not split.
+        Smallest number of clients of a cluster that must reply in a round, at least 1. With fewer
+        replies the cluster keeps its model, and is not split.
     permute
-        Let clients shuffle what they send by a permutation that the server does not know (CFL eqs.
-        45, 46). In a network: whether the clients share a secret that gives the permutation.
+        Whether clients permute the entries of their updates by a permutation that the server does
+        not know (CFL eqs. 45, 46). In a network: whether the clients share a secret that determines
+        the permutation.
     privacy
-        How clients clip their updates, and how much noise they add; None for neither. In a network
-        only clients can do that, and the run notes it. :class:`~fedclade.ExamplePrivacy` in place
-        of :class:`~fedclade.DifferentialPrivacy` lets them train by DP-SGD, which protects each of
-        their examples. Or, in a simulation, :class:`~fedclade.channel.CentralPrivacy`: noise on
-        sums alone. Clients are then sampled one by one, each with probability ``client_fraction``.
+        Privacy mechanism; None for none. :class:`~fedclade.DifferentialPrivacy`: clients clip their
+        updates and add noise. :class:`~fedclade.ExamplePrivacy`: clients train by DP-SGD, which
+        protects each of their examples. In a network only the clients can enforce either, and the
+        run records it. In a simulation also :class:`~fedclade.channel.CentralPrivacy`: noise on
+        sums only. Clients are then sampled one by one, each with probability ``client_fraction``.
     min_cluster_size
         Clusters with fewer members are merged into others, and nothing is released or reported of
         them.
     checkpoint_every
         Rounds between checkpoints in the run's folder. ``auto``: as often as costs less than 2 % of
-        the run; 0: only when the run stops early.
+        the run's time; 0: only when the run stops early.
 
     Raises
     ------
@@ -191,12 +197,12 @@ class RunSettings:
 
     @property
     def is_central(self) -> bool:
-        """Whether the server gets sums with noise, and no updates."""
+        """Whether the server receives sums with noise only, and no updates."""
         return isinstance(self.privacy, CentralPrivacy)
 
     @property
     def needs_validation(self) -> str:
-        """The setting that needs scores on validation data, as in a config; empty if none does."""
+        """Setting that needs scores on validation data, as in a config; empty if none does."""
         if self.early_stopping is not None:
             return f"stop.patience = {self.early_stopping.patience}"
         if self.keep_best:
@@ -205,26 +211,26 @@ class RunSettings:
 
     @property
     def chosen_by(self) -> str | None:
-        """The name of the metric that chooses a round; None for the first of the task."""
+        """Name of the metric that chooses a round; None for the first of the task."""
         return None if self.early_stopping is None else self.early_stopping.metric
 
     @property
     def stopping_noted(self) -> dict[str, Any]:
-        """What a config notes of early stopping and of the round that is kept; nothing by default."""
+        """Config entries about early stopping and the stored round; empty by default."""
         noted: dict[str, Any] = {"keep_best": True} if self.keep_best else {}
         return (
             noted if self.early_stopping is None else {**noted, "stop": self.early_stopping.section}
         )
 
     def followed_by(self, callbacks: Sequence[Callback]) -> Sequence[Callback]:
-        """Return the callbacks with the early stopping of the settings, where it is not among them."""
+        """Return the callbacks, with the early stopping of the settings if it is missing."""
         stopping = self.early_stopping
         if stopping is None or any(each is stopping for each in callbacks):
             return callbacks
         return [*callbacks, stopping]
 
     def completed(self, algorithm: Algorithm) -> RunSettings:
-        """Return the settings with what an algorithm says that they leave out: which parameters are personal."""
+        """Return the settings with the algorithm's personal parameters if none are set."""
         return (
             self
             if self.personal or not algorithm.personal
@@ -233,21 +239,28 @@ class RunSettings:
 
     @property
     def parts(self) -> Parts:
-        """Which parts the model has."""
+        """Frozen, personal and common parts of the model, and adapters."""
         return Parts(
             freeze=self.freeze, personal=self.personal, common=self.common, adapter=self.adapter
         )
 
     def check_algorithm(self, algorithm: Algorithm, clients: int = 0) -> None:
-        """Check that an algorithm can run with these settings, with so many clients if that is known.
+        """Check that an algorithm can run with these settings.
+
+        Parameters
+        ----------
+        algorithm
+            The algorithm.
+        clients
+            Number of clients; 0 if it is not known.
 
         Raises
         ------
         ConfigError
-            If the algorithm cannot go with the local training or the rule of aggregation; if the
-            run should stream, and the algorithm or the rule needs the updates of single clients, or
-            full ones are compared; if clients are private, and the algorithm or the weights of
-            labels ask them for more than updates. One line for each.
+            If the algorithm is not compatible with the local training or the aggregation rule; if
+            the run should stream, and the algorithm or the rule needs the updates of single
+            clients, or full ones are compared; if clients are private, and the algorithm or
+            balanced class weights request more than updates from them. One line for each.
         MissingExtraError
             If clients are private and ``dp-accounting`` is not installed.
         """
@@ -333,7 +346,18 @@ class RunSettings:
             self.privacy.spent([])
 
     def check_enough(self, clients: int) -> None:
-        """Check that so many clients, 0 if not known, are enough for clusters and rounds; a ConfigError if not."""
+        """Check that there are enough clients for the required members of clusters and replies.
+
+        Parameters
+        ----------
+        clients
+            Number of clients; 0 if it is not known, then nothing is checked.
+
+        Raises
+        ------
+        ConfigError
+            If ``min_cluster_size`` or ``min_clients`` can never be reached.
+        """
         least = self.min_cluster_size
         cohort = max(1, round(self.client_fraction * clients))
         require(
@@ -358,7 +382,23 @@ class RunSettings:
         model: str,
         **more: Any,
     ) -> dict[str, Any]:
-        """Return what is noted as the config of a run that was given none: these settings, and sections besides."""
+        """Return the config to record for a run that was given none.
+
+        Parameters
+        ----------
+        algorithm
+            The algorithm.
+        task
+            Loss and metrics of the run.
+        engine
+            Engine of the run, or ``auto``.
+        data
+            The ``[data]`` section.
+        model
+            Name of the model.
+        **more
+            Further sections.
+        """
         top = (
             "rounds",
             "seed",
@@ -394,7 +434,7 @@ class RunSettings:
 
 
 class RunOptions(TypedDict, total=False):
-    """The fields of :class:`RunSettings` as options of a function; None is as if left out."""
+    """Fields of :class:`RunSettings` as options of a function; None is the same as left out."""
 
     local: LocalTraining | None
     rounds: int
@@ -425,7 +465,16 @@ class RunOptions(TypedDict, total=False):
 def settings_from(
     settings: RunSettings | None, options: RunOptions, callbacks: Sequence[Callback] = ()
 ) -> RunSettings:
-    """Return settings with what was given besides as options, which come first, and an EarlyStopping among callbacks.
+    """Combine settings, options, and an EarlyStopping among callbacks.
+
+    Parameters
+    ----------
+    settings
+        Settings; if None, the defaults.
+    options
+        Fields that take precedence over ``settings``.
+    callbacks
+        Callbacks of the run.
 
     Raises
     ------

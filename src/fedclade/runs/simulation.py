@@ -1,4 +1,4 @@
-"""Run a federated algorithm over clients that are simulated in this process."""
+"""Simulation of a federated algorithm with clients in this process."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def simulate(
 ) -> Run:
     """Run a federated algorithm over simulated clients.
 
-    With a ``folder`` the run survives: it leaves checkpoints there from which the same call goes
-    on, and ends as if it had not been interrupted, bit for bit on the same machine but for the
-    seconds it took.
+    With a ``folder``, an interrupted run can be continued: it saves checkpoints there, and the same
+    call continues from the last one. The result is the same as without the interruption, bit for
+    bit on the same machine, except for the measured seconds.
 
     Parameters
     ----------
     algorithm
-        An algorithm such as ``CFL(eps2=0.8)``, or its name for its defaults.
+        An algorithm such as ``CFL(eps2=0.8)``, or its name for its default settings.
     model
         A module, whose parameters are the initial ones, or a name of ``fedclade ls models``, or
         ``module:factory``, or a function that makes a module from a seed. An algorithm that starts
@@ -68,75 +68,78 @@ def simulate(
     federation
         The clients' data.
     settings
-        Rounds, seed, local training and whatever else does not depend on where clients are.
+        Rounds, seed, local training and all other settings that do not depend on where clients run.
     device
         ``auto``, ``cpu`` or ``cuda``.
     engine
-        How clients are trained: one of :data:`~fedclade.training.auto.ENGINES`. Updates do not
-        depend on it beyond rounding; ``auto`` takes the fastest for the model and the machine, and
-        the run reports which that was. Or ``ray``: actors of a Ray cluster, each with a shard of
-        the clients.
+        Method by which clients are trained: one of :data:`~fedclade.training.auto.ENGINES`. Updates
+        do not depend on it beyond rounding. ``auto`` takes the fastest for the model and the
+        machine, and the run reports its choice. ``ray`` uses actors of a Ray cluster, each with a
+        shard of the clients.
     actors
-        How many these are, or an :class:`~fedclade.Actors` that says where.
+        Number of Ray actors, or an :class:`~fedclade.Actors` with their cores and Ray cluster.
     tf32
         Let a GPU round the factors of float32 products to 10 bits, which is faster.
     faults
-        How often clients drop out of a round, are too late, or send what cannot be used; never, if
-        left out.
+        Probabilities that clients drop out of a round, reply too late, or send unusable updates; no
+        faults, if left out.
     adversary
-        Which clients lie, and how; none, if left out. Summaries score honest clients apart.
+        Selection of adversaries, and their attack; none, if left out. Summaries score honest
+        clients separately.
     presence
-        When the federation's newcomers join, when clients leave, and at which hours they are there;
-        if left out, all are there all the time.
+        Rounds in which the federation's newcomers join and clients leave, and the hours at which
+        clients are available; if left out, all clients are always available.
     callbacks
-        What is told of every split, every round and the end; see :class:`~fedclade.Callback`.
+        Objects that are called for every split, every round and the end of the run; see
+        :class:`~fedclade.Callback`.
     on_round, stop
-        Functions in place of a callback: called after every round with its metrics and the tree;
-        called after every round but the last without anything, and if it returns true, the run
-        saves a checkpoint and stops. If either returns :data:`fedclade.FINISH`, the run is finished
-        after the round.
+        Functions in place of a callback. ``on_round`` is called after every round with its metrics
+        and the tree. ``stop`` is called after every round but the last, without arguments; if it
+        returns true, the run saves a checkpoint and stops. If either returns
+        :data:`fedclade.FINISH`, the run is finished after the round.
     config
-        What to note as the run's config; by default it is put together from the arguments.
+        Config to record for the run; by default it is built from the arguments.
     folder
-        Where to keep the run from its start. A folder that holds an unfinished run of the same
-        config is continued; of a finished one the run is returned, or continued if ``rounds`` is
-        now larger.
+        Folder for the run and its checkpoints, from its start. A folder that holds an unfinished
+        run of the same config is continued. If the run is finished, it is returned, or continued if
+        ``rounds`` is now larger.
     finish
-        Run no further round, but finish the unfinished run in the folder where its newest
-        checkpoint stands: evaluate it, unless that is done, and write its results.
+        Run no further round, but finish the unfinished run in the folder at its newest checkpoint:
+        evaluate it, unless that is done, and write its results.
     progress
-        Whether to show a bar with rounds, score and clusters. If left out, in a notebook and at
-        Python's prompt, and not in a script.
+        Whether to show a bar with rounds, score and clusters. If left out, it is shown in a
+        notebook and at Python's prompt, and not in a script.
     **options
-        Single fields of :class:`RunSettings`, such as ``rounds=40, seed=1``; they win over
-        ``settings``.
+        Single fields of :class:`RunSettings`, such as ``rounds=40, seed=1``; they take precedence
+        over ``settings``.
 
     Returns
     -------
     Run
-        Metrics, clusters, models; ``run.save(folder)`` keeps it if no ``folder`` did.
+        Metrics, clusters, models; ``run.save(folder)`` writes it to a folder if no ``folder`` was
+        given.
 
     Raises
     ------
     ConfigError
         If an argument is out of range, a name is unknown, a run that cannot stream should, the
-        algorithm starts from several models, and the one given cannot be made anew, it asks private
-        clients for more than updates, or there cannot be such adversaries.
+        algorithm starts from several models and the given one cannot be made again, the algorithm
+        requests more than updates from private clients, or such adversaries are not possible.
     MissingExtraError
         If clients are private and ``dp-accounting`` is not installed, or the engine is ``ray`` and
-        Ray is not.
+        Ray is not installed.
     EngineError
-        If there is no Ray cluster, or its actors die again and again.
+        If there is no Ray cluster, or its actors die repeatedly.
     ModelError
         If the model does not fit the data.
     UpdateError
-        If nobody answers in a round, be it that all training diverged.
+        If no client replies in a round, for example because training diverged on all clients.
     RunError
         If the folder holds something else or a run of another config, or cannot be written.
     CheckpointError
         If the folder holds checkpoints and none can be used, or one cannot be written.
     RunInterrupted
-        If ``stop`` or a callback said so.
+        If ``stop`` or a callback interrupted the run.
     """
     settings = settings_from(settings, options, callbacks)
     following = Callbacks(settings.followed_by(callbacks), on_round, stop)
@@ -166,6 +169,7 @@ def simulate(
     metric_named(task.metrics, settings.chosen_by, "stop.metric")
     (adversary or Adversary()).check_stream(settings.stream, central=settings.is_central)
     adversaries = Adversaries.drawn(adversary, everybody, task, settings.seed)
+    # Adversaries are drawn for a task, and can change balanced class weights by what they report.
     if adversaries is not None:
         task = fitted_task(settings, federation, adversaries)
         adversaries = replace(adversaries, task=task)

@@ -1,4 +1,4 @@
-"""Local training of a model that cannot be trained on one example, and a line about the clients that this concerns."""
+"""Smallest batch of local training, for models that cannot be trained on one example."""
 
 from __future__ import annotations
 
@@ -15,14 +15,24 @@ _log = logging.getLogger(__name__)
 def with_smallest_batch(
     settings: RunSettings, smallest: int, sizes: Mapping[int, int]
 ) -> RunSettings:
-    """Return settings whose batches have at least the examples that a model needs.
+    """Return settings whose batches have at least as many examples as a model needs.
 
-    Clients with a last batch of fewer are logged, by their numbers of training examples ``sizes``.
+    A warning reports the number of clients whose batches change, and of those with fewer examples
+    than one such batch.
+
+    Parameters
+    ----------
+    settings
+        Settings of the run.
+    smallest
+        Examples of the smallest batch that the model can be trained on.
+    sizes
+        Number of training examples of each client.
 
     Raises
     ------
     ConfigError
-        If all batches have fewer.
+        If all batches have fewer examples.
     """
     local = settings.local.with_smallest_batch(smallest)
     if local is settings.local:

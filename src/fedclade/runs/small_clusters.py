@@ -1,4 +1,4 @@
-"""Clusters with few members: they are merged into others, and nothing is released or reported of them."""
+"""Merging of clusters with few members, and layers that all clusters share."""
 
 from __future__ import annotations
 
@@ -19,28 +19,29 @@ from fedclade.core import (
     Withheld,
 )
 
-# What clusters have in common: layers that are averaged over all of them.
+# Common layers, which are averaged over all clusters.
 #
-# IFCA's paper (Ghosh, Chung, Yin, Ramchandran 2020) proposes it, as weight sharing, where clusters
-# are ambiguous.
+# IFCA's paper (Ghosh, Chung, Yin, Ramchandran 2020) proposes weight sharing of this kind for
+# ambiguous clusters.
 
 
 def with_common(tree: ParameterTree, entries: Tensor, sizes: Mapping[int, int]) -> ParameterTree:
-    """Return the tree after a round with the same values in all its leaves at some entries of their models.
+    """Average common entries of the models over all leaves, and return the tree.
 
-    These are the mean over the leaves, by the training examples of their members. Before the round
-    leaves agreed there, as they go on from one model, or were made to agree after the round in
-    which they began; so after it all have moved by the mean of their steps, as one cluster of all
-    clients would have. A leaf without members is moved along.
+    The mean is weighted by the training examples of the leaves' members. Before the round all
+    leaves had the same values there: they continue from one model, or had these entries averaged
+    after the round in which they began. After it, the entries have therefore moved by the mean of
+    the leaves' steps, as those of a single cluster of all clients would have. A leaf without
+    members gets the same values.
 
     Parameters
     ----------
     tree
-        After the round.
+        The tree after the round.
     entries
-        Which entries of a model are common, ``[S]``.
+        Mask ``[S]`` of the entries of a model that all clusters share.
     sizes
-        Training examples of each client.
+        Number of training examples of each client.
     """
     held = [leaf for leaf in tree.leaves if leaf.members]
     if len(tree.leaves) < 2 or not held:
@@ -59,11 +60,28 @@ def with_common(tree: ParameterTree, entries: Tensor, sizes: Mapping[int, int]) 
 def merge_small(
     tree: ParameterTree, least: int, events: Sequence[Event]
 ) -> tuple[ParameterTree, list[Event]]:
-    """Return a tree after a round without clusters of fewer than ``least`` members, and what may be said of the round.
+    """Merge clusters of fewer than ``least`` members into others, after a round.
 
-    The smallest is first: its members go to the largest cluster below the nearest node above that
-    has others, and it is left empty, with that cluster's model. So no client is served with the
-    model of so few, and none is kept.
+    The smallest cluster is merged first. Its members join the largest cluster below its nearest
+    ancestor that has other clusters with members below it. The small cluster stays in the tree
+    without members, with the model of the other cluster. So no client is evaluated with a model of
+    so few clients, and no such model is stored.
+
+    Parameters
+    ----------
+    tree
+        The tree after the round.
+    least
+        Smallest number of members of a cluster.
+    events
+        Events of the round.
+
+    Returns
+    -------
+    tuple
+        The tree after merging, and the events that may be reported: those about merged or small
+        clusters are left out or shortened, and a :class:`~fedclade.core.Withheld` counts the merged
+        clusters.
     """
     nodes = list(tree.nodes)
     gone = list[int]()
@@ -90,12 +108,12 @@ def merge_small(
 
 
 def is_withheld(tree: ParameterTree, node: int, least: int) -> bool:
-    """Whether nothing may be released of a node, since it has too few members."""
+    """Whether nothing of a node may be released, as it has fewer than ``least`` members."""
     return least > 1 and len(tree.nodes[node].members) < least
 
 
 def _target(tree: ParameterTree, nodes: list[Node], small: int, leaves: set[int]) -> int | None:
-    """Return the largest cluster below the nearest node above a small one; None if there is no other."""
+    """Return the cluster that a small one is merged into; None if there is no other."""
     for above in reversed(tree.above(small)[:-1]):
         below = [
             i for i in leaves if i != small and any(node.id == above.id for node in tree.above(i))
@@ -106,7 +124,7 @@ def _target(tree: ParameterTree, nodes: list[Node], small: int, leaves: set[int]
 
 
 def _join(tree: ParameterTree, nodes: list[Node], small: Node, into: int) -> None:
-    """Make the members of a small cluster those of another, and of the nodes above it."""
+    """Add the members of a small cluster to another one, and to the nodes above that."""
     for node in tree.above(into):
         now = nodes[node.id]
         members = {**dict.fromkeys(now.members), **dict.fromkeys(small.members)}
@@ -120,7 +138,7 @@ def _join(tree: ParameterTree, nodes: list[Node], small: Node, into: int) -> Non
 
 
 def _shown(event: Event, tree: ParameterTree, gone: set[int], least: int) -> list[Event]:
-    """Return an event without what it says of clusters that are gone; nothing if that is all it says."""
+    """Return an event without merged clusters, or nothing if no reportable content is left."""
     if event.node in gone:
         return []
     if isinstance(event, ClusterSplit):
@@ -134,10 +152,10 @@ def _shown(event: Event, tree: ParameterTree, gone: set[int], least: int) -> lis
                 clusters=tuple(tree.nodes[child].members for child in children),
             )
         ]
-    # its merges are those of single clients
+    # its merges are of single clients
     if isinstance(event, Clustered) and min(event.sizes) < least:
         return []
-    # its sums are those of so few clients
+    # its sums are of fewer than ``least`` clients
     if isinstance(event, GroupFounded) and event.clients < least:
         return []
     if isinstance(event, Joined) and event.node and len(event.clients) < least:

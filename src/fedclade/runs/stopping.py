@@ -1,4 +1,4 @@
-"""Ending a run before its last round: what a callback returns for it, and what the run notes of it."""
+"""End of a run before its last round: a callback's return value, and the recorded reason."""
 
 from __future__ import annotations
 
@@ -17,24 +17,25 @@ class Finish(Enum):
 
 
 FINISH: Final = Finish.FINISH
-"""Returned by :meth:`Callback.on_round <fedclade.Callback.on_round>` to finish the run after the round.
+"""Return value of :meth:`Callback.on_round <fedclade.Callback.on_round>` that finishes the run.
 
-The run is evaluated, its results are written, and it can be loaded, exported and reported as after
-its last round. To interrupt a run in place of that, so that it can be continued, return True.
+The run is evaluated after the round, its results are written, and it can be loaded, exported and
+reported as after its last round. To interrupt a run instead, so that it can be continued, return
+True.
 """
 
 
 @dataclass(frozen=True)
 class Stopped:
-    """Why a run was finished before its last round, as in ``summary.json``.
+    """Reason for finishing a run before its last round, as in ``summary.json``.
 
     Parameters
     ----------
     round
-        The last round that it had.
+        The last round of the run.
     by
         The name of the callback's class, such as ``EarlyStopping``; ``on_round`` or ``stop`` for
-        those functions; ``user`` for ``fedclade resume RUN --finish``.
+        these functions; ``user`` for ``fedclade resume RUN --finish``.
     why
         The reason, in words.
     """

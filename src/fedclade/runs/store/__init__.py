@@ -1,4 +1,4 @@
-"""What a run leaves behind, in memory and on disk."""
+"""Results of a run, in memory and on disk."""
 
 from fedclade.runs.store.checkpoint import Checkpoint
 from fedclade.runs.store.export import export_adapter, export_model

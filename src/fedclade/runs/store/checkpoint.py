@@ -1,18 +1,19 @@
-"""Checkpoints: all that a run needs to go on after a round, as a folder of safetensors and JSON.
+"""Checkpoints: everything that a run needs to continue after a round, as a folder of files.
 
 ```
 round-000012/
   checkpoint.json       format, and the SHA-256 of every other file
-  run.json              round, config, what the run is made with, the data's fingerprint, what belongs to the tensors
-  record/               the rows of all rounds so far, see segments.py
-  tensors.safetensors   the algorithm's memory, the similarity matrices, what clients keep
+  run.json              round, config, execution (device, versions), fingerprint of the data,
+                        description of the tensors
+  record/               rows of all rounds so far, see write_segments
+  tensors.safetensors   the algorithm's memory, similarity matrices, tensors that clients store
   tree/                 the parameter tree, as in a run folder
-  best/                 the round with the best score so far, if the run keeps that; see kept_round.py
-  members/              of large clusters, see members.py
+  best/                 the best round so far, if the run stores it; see kept_round.py
+  members/              members of large clusters, see write_members
 ```
 
-JSON keeps a float64 to the last bit: Python writes the shortest decimal that reads back as the same
-number.
+JSON preserves every bit of a float64: Python writes the shortest decimal that reads back as the
+same number.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ from fedclade.runs.store.kept_round import KeptRound
 from fedclade.runs.store.manifest import check_manifest, is_private, read_manifest, write_manifest
 from fedclade.runs.store.tree_files import DAMAGES, SimilarityMatrix, read_tree, write_tree
 
-# The rows of a checkpoint in several files, so that the next one writes those of the new rounds and
-# little else.
+# The rows of a checkpoint are in several files, so that the next checkpoint writes little more than
+# the rows of the new rounds.
 #
-# ``000001-000256.jsonl`` has the rows of all tables of 256 rounds: in each line the name of a
-# table, and one of its rows. A new file takes the ones before it along that are no longer than
-# itself, so that there are few of them, and each row is written about as often as there are files.
+# ``000001-000256.jsonl`` has the rows of all tables of 256 rounds: each line has the name of a
+# table, and one of its rows. A new file replaces the files before it that cover no more rounds than
+# the new file. So there are few files, and each row is written about as often as there are files.
 
 _NAME = re.compile(r"(\d+)-(\d+)\.jsonl")
 
@@ -53,10 +54,25 @@ _NAME = re.compile(r"(\d+)-(\d+)\.jsonl")
 def write_segments(
     folder: Path, rows: Mapping[str, Sequence[Row]], last: int, earlier: Sequence[Path] = ()
 ) -> list[Path]:
-    """Write the rows of all rounds up to the ``last`` into a new folder; each table is in the order of its rounds.
+    """Write the rows of all rounds up to the ``last`` into a new folder.
 
-    Files of an ``earlier`` checkpoint of the same run are shared as far as they are of use; returns
-    those that are.
+    Files of an ``earlier`` checkpoint of the same run are shared with the new one where possible.
+
+    Parameters
+    ----------
+    folder
+        Folder to make.
+    rows
+        Rows of each table, in the order of their rounds.
+    last
+        The last round to write.
+    earlier
+        Files of an earlier checkpoint.
+
+    Returns
+    -------
+    list of Path
+        The earlier files that are shared.
     """
     folder.mkdir()
     kept = sorted((path for path in earlier if _NAME.fullmatch(path.name)), key=_rounds)
@@ -64,7 +80,7 @@ def write_segments(
         1,
         *(end + 1 for _, end in map(_rounds, kept)),
     ][: len(kept)]:
-        kept = []  # with a gap
+        kept = []  # rounds are missing between the files
     if kept and _rounds(kept[-1])[1] >= last:
         kept = []
     first = _rounds(kept[-1])[1] + 1 if kept else 1
@@ -91,10 +107,10 @@ def read_segments(files: Iterable[Path], tables: Iterable[str]) -> dict[str, lis
 
 
 def share(path: Path, other: Path) -> None:
-    """Give a file that is never changed another name, too."""
+    """Give a file that never changes a second name, or copy it if the disk cannot do that."""
     try:
         os.link(path, other)
-    except OSError:  # a file system on which a file has one name
+    except OSError:  # the file system has no hard links
         shutil.copyfile(path, other)
 
 
@@ -115,11 +131,11 @@ def _round_of(row: Row) -> int:
     return row["round"]
 
 
-# The members of large clusters in files of their own, so that a checkpoint writes those of clusters
-# that changed.
+# The members of large clusters are in separate files, so that a checkpoint only writes those of
+# clusters that changed.
 
 LARGE = 10_000
-"""Members from which on a cluster has a file for them."""
+"""Number of members from which on a cluster has a separate file for them."""
 
 _MEMBERS_NAME = re.compile(r"[0-9a-f]{32}\.npy")
 
@@ -127,10 +143,24 @@ _MEMBERS_NAME = re.compile(r"[0-9a-f]{32}\.npy")
 def write_members(
     tree: ParameterTree, folder: Path, earlier: Sequence[Path] = ()
 ) -> tuple[dict[int, str], list[Path]]:
-    """Write the members of large clusters into a new folder, in files that are named by their content.
+    """Write the members of large clusters into a new folder.
 
-    Returns the name for each of these nodes, and which ``earlier`` files are shared since they say
-    the same.
+    The files are named by their content.
+
+    Parameters
+    ----------
+    tree
+        The clusters.
+    folder
+        Folder to make, if a cluster is large.
+    earlier
+        Files of an earlier checkpoint.
+
+    Returns
+    -------
+    tuple
+        The name of the file of each large cluster, by node; and the earlier files that are shared,
+        as they have the same content.
     """
     known = {path.name: path for path in earlier if _MEMBERS_NAME.fullmatch(path.name)}
     names: dict[int, str] = {}
@@ -141,7 +171,7 @@ def write_members(
         members = np.array(node.members, dtype=np.int64)
         names[node.id] = name = f"{hashlib.sha256(members.data).hexdigest()[:32]}.npy"
         folder.mkdir(exist_ok=True)
-        if (folder / name).exists():  # of two clusters, such as a root and its only leaf
+        if (folder / name).exists():  # a root and its only leaf have the same members
             continue
         if name in known:
             share(known[name], folder / name)
@@ -159,7 +189,10 @@ def read_members(folder: Path, name: str) -> list[int]:
 
 
 FORMAT = 2
-"""Version of a checkpoint's layout. Checkpoints of other versions are not read: they live as long as a run."""
+"""Version of a checkpoint's layout.
+
+Checkpoints of other versions are not read: a checkpoint is needed only until its run is finished.
+"""
 
 _MANIFEST = "checkpoint.json"
 _BEST = "best"
@@ -167,33 +200,36 @@ _BEST = "best"
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """A run after one of its rounds.
+    """State of a run after one of its rounds.
 
-    There is no random state in it: every draw is keyed by (seed, purpose, round, client), see
+    It contains no random state: every draw is keyed by (seed, purpose, round, client), see
     :mod:`fedclade.core.rng`.
 
     The algorithm's state, ``tree`` and ``memory``, is as the server sees it.
     """
 
-    round: int  #: the last finished one
+    round: int  #: number of the last finished round
     config: Mapping[str, Any]  #: as in ``config.toml``, with the engine that was chosen
-    #: what rounding depends on besides: device, threads, versions of packages and so on
+    #: other properties that affect rounding: device, threads, versions of packages and so on
     made_with: Mapping[str, Any]
-    fingerprint: str  #: of the federation
-    tree: ParameterTree
-    memory: Mapping[str, Tensor]
-    on_cpu: frozenset[str]  #: names of the memory that is on the CPU, wherever the models are
-    #: of the history, by table: ``metrics``, ``clusters``, ``clients``, ``events``
+    fingerprint: str  #: fingerprint of the federation
+    tree: ParameterTree  #: clusters and their models
+    memory: Mapping[str, Tensor]  #: other tensors of the algorithm's state, by name
+    on_cpu: frozenset[str]  #: names in ``memory`` of tensors on the CPU, wherever the models are
+    #: rows of the history, by table: ``metrics``, ``clusters``, ``clients``, ``events``
     rows: Mapping[str, list[Row]]
     similarities: Sequence[SimilarityMatrix] = field(default_factory=tuple[SimilarityMatrix, ...])
-    #: see ``ClientStore.tensors``
+    #: tensors that simulated clients store, see ``ClientStore.tensors``
     stores: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
-    #: why the run is to be finished after the round, if it is
+    #: why the run is finished after this round; None if it is not
     stopped: Mapping[str, Any] | None = None
-    best: KeptRound | None = None  #: the round that is kept, in a run that keeps the best
+    best: KeptRound | None = None  #: the best round so far, in a run that stores it
 
     def write(self, folder: Path, earlier: Path | None = None) -> None:
-        """Write the checkpoint into a new folder, its manifest last; what an ``earlier`` one says too is shared."""
+        """Write the checkpoint into a new folder, its manifest last.
+
+        Files with the same content as in an ``earlier`` checkpoint are shared with it.
+        """
         folder.mkdir(parents=True)
         private = is_private(self.config)
         known = {} if earlier is None else _files_of(earlier)
@@ -225,7 +261,10 @@ class Checkpoint:
         write_manifest(folder / _MANIFEST, FORMAT, sums)
 
     def moved(self, device: str) -> Checkpoint:
-        """Return the checkpoint with its tensors on a device, but for those that an algorithm keeps on the CPU."""
+        """Return the checkpoint with its tensors on a device.
+
+        Tensors that the algorithm stores on the CPU stay there.
+        """
         tree = self.tree.map_vectors(*[lambda tensor: tensor.to(device)] * 2)
         memory = {
             name: t if name in self.on_cpu else t.to(device) for name, t in self.memory.items()
@@ -236,7 +275,13 @@ class Checkpoint:
 
     @classmethod
     def read(cls, folder: Path) -> Checkpoint:
-        """Read a checkpoint onto the CPU; a CheckpointError if it is of another format, or not what was written."""
+        """Read a checkpoint onto the CPU.
+
+        Raises
+        ------
+        CheckpointError
+            If it has another format, or a file is missing or damaged.
+        """
         try:
             names = check_manifest(folder / _MANIFEST, FORMAT)
         except RunError as error:
@@ -246,8 +291,8 @@ class Checkpoint:
             rows = read_segments(
                 [folder / name for name in names if name.startswith("record/")], run["tables"]
             )
-            # Cloned, since what is read lies at any address in one piece of memory: rounding can
-            # depend on that.
+            # Cloned, since all tensors of a file share one piece of memory, so that they can have
+            # any alignment, and rounding can depend on that.
             tensors = {
                 name: tensor.clone()
                 for name, tensor in load_file(folder / "tensors.safetensors").items()
@@ -290,7 +335,10 @@ class Checkpoint:
 
 
 def _files_of(folder: Path) -> dict[Path, str]:
-    """Return the files of a checkpoint that may be shared with their sums; none if what they were is not known."""
+    """Return the files of a checkpoint that may be shared, with their SHA-256.
+
+    None may be shared if the manifest cannot be read or a file is missing.
+    """
     try:
         sums = read_manifest(folder / _MANIFEST, FORMAT)
     except RunError:

@@ -1,4 +1,4 @@
-"""What there must be in the files of a run folder for everything that reads them, and how values are put there."""
+"""Contents of the files of a run folder: their required structure, and how values are written."""
 
 from __future__ import annotations
 
@@ -24,30 +24,39 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-# Rows of a long table, kept as columns: those of a million clients would take gigabytes as dicts.
+# Rows of a long table are stored as columns: as dicts, those of a million clients would take
+# gigabytes.
 
 Row = dict[str, Any]
 
 Column = NDArray[Any] | list[Any]
-"""Values of equal type as an array; others, such as names and what may be missing, as a list."""
+"""Values of equal type as an array; other values, such as names or optional ones, as a list."""
 
 Block = Mapping[str, Column]
 
 AT_A_TIME = 65_536
-"""Rows that are made into dicts in one go where all are looked at."""
+"""Number of rows that are converted to dicts at once when all rows are read."""
 
 
 class RowTable(Sequence[Row]):
-    """Rows that are added in blocks and read like a list of dicts, each of which is made when it is looked at."""
+    """Rows that are added in blocks of columns and read like a list of dicts.
+
+    Each dict is made when it is read.
+
+    Parameters
+    ----------
+    blocks
+        Columns by name, all columns of a block of one length; empty blocks are left out.
+    """
 
     def __init__(self, blocks: Iterable[Block] = ()) -> None:
         self.blocks: tuple[Block, ...] = tuple(block for block in blocks if _length(block))
-        """The columns of each block, all of one length, by name."""
+        """Columns of each block by name, all of one length."""
         self._ends = list(accumulate(map(_length, self.blocks)))
 
     @classmethod
     def of(cls, rows: Iterable[Row]) -> RowTable:
-        """Return rows given as dicts, a block for those of each round with the same keys."""
+        """Return a table of rows, with a block for each round's rows that have the same keys."""
         if isinstance(rows, RowTable):
             return rows
         together = groupby(rows, key=lambda row: (row.get("round"), *row))
@@ -57,7 +66,7 @@ class RowTable(Sequence[Row]):
         )
 
     def with_block(self, block: Block) -> RowTable:
-        """Return these rows, and those of a block behind them."""
+        """Return these rows, followed by those of a block."""
         return RowTable((*self.blocks, block))
 
     def column(self, name: str) -> list[Any]:
@@ -66,7 +75,7 @@ class RowTable(Sequence[Row]):
 
     @property
     def last(self) -> RowTable:
-        """The rows of the last block."""
+        """Rows of the last block."""
         return RowTable(self.blocks[-1:])
 
     def __len__(self) -> int:
@@ -94,7 +103,7 @@ class RowTable(Sequence[Row]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(cast(Sequence[object], other))
 
-    __hash__ = None  # pyright: ignore[reportAssignmentType]  (as of a list)
+    __hash__ = None  # pyright: ignore[reportAssignmentType]  (like a list)
 
     def __repr__(self) -> str:
         return f"RowTable({list(self)!r})"
@@ -109,26 +118,26 @@ def _values(column: Column) -> list[Any]:
 
 
 def _column(values: list[Any]) -> Column:
-    """Return values as an array if all are whole numbers, or all are floats."""
+    """Return values as an array if all are whole numbers or all are floats, or else as a list."""
     kinds = {type(value) for value in values}
     if kinds == {int}:
         return np.array(values, dtype=np.int64)
     return np.array(values, dtype=np.float64) if kinds == {float} else values
 
 
-# The shape of what is read again: which keys there must be, and of what type, before anybody relies
-# on them.
+# Shapes: the keys and types of a file's content, which are checked before any other code relies on
+# them.
 
 LARGEST = 2**53
-"""Whole numbers beyond are not read: as a float they would be another number."""
+"""Largest whole number that is read: a float cannot represent all larger ones exactly."""
 
 Shape = Any
-"""What a value should be like.
+"""Structure that a value must have.
 
 ``str``, ``bool``; ``int`` for a whole number of at least 0; ``float`` for any number, and
 ``complex`` for one that is finite; ``object`` for anything; ``None``; a tuple of alternatives;
-``[shape]`` for a list; ``{"key": shape}`` for a table, where ``"key?"`` may be missing and others
-may be there; ``{...: shape}`` for the shape of all other keys.
+``[shape]`` for a list; ``{"key": shape}`` for a table, in which ``"key?"`` is optional and other
+keys are allowed; ``{...: shape}`` for the shape of all other keys.
 """
 
 _NAMES = {
@@ -143,7 +152,22 @@ _NAMES = {
 
 
 def check_shape(value: object, shape: Shape, where: str) -> None:
-    """Check that a value from JSON, TOML or a table has a shape; if not, raise a ValueError that says where."""
+    """Check that a value from JSON, TOML or a table has a shape.
+
+    Parameters
+    ----------
+    value
+        The value.
+    shape
+        Its required structure.
+    where
+        Name of the value, for the error message.
+
+    Raises
+    ------
+    ValueError
+        If the value has another structure.
+    """
     if isinstance(shape, dict):
         _check_table(value, cast("dict[Any, Shape]", shape), where)
     elif isinstance(shape, list):
@@ -183,6 +207,7 @@ def _is(value: object, shape: Shape) -> bool:
     if shape is None:
         return value is None
     if shape in (int, float, complex):
+        # bool is a subclass of int, but true and false are no numbers in files
         if isinstance(value, int) and not isinstance(value, bool):
             return (0 if shape is int else -LARGEST) <= value <= LARGEST
         return (
@@ -195,10 +220,13 @@ def _is(value: object, shape: Shape) -> bool:
 
 _SCORE_NUMBERS = ("mean", "std", "min", "max", "p10", "p50", "p90", "worst10_mean")
 _SCORES = {**dict.fromkeys(_SCORE_NUMBERS, (float, None)), ...: (float, None)}
-"""How a score is spread over clients; without numbers if it is undefined for all of them."""
+"""Distribution of a score over clients.
+
+The numbers are None if the score is undefined for all clients.
+"""
 
 _OF_ROUND = {"round": int, "validation": {...: (float, None)}, "test": {...: (float, None)}}
-"""The mean scores of one round."""
+"""Mean scores of one round."""
 
 SUMMARY = {
     **{
@@ -238,7 +266,7 @@ SUMMARY = {
     },
     **{"engine?": str, "versions?": {...: str}, "class_weights?": [complex]},
 }
-"""The shape of ``summary.json``, see :func:`fedclade.runs.store.contents.check_shape`."""
+"""Shape of ``summary.json``, see :func:`fedclade.runs.store.contents.check_shape`."""
 
 _SECTION = {...: object}
 
@@ -251,13 +279,16 @@ CONFIG = {
     **{f"{name}?": _SECTION for name in ("network", "versions", "adversary", "stop")},
     **{f"{name}?": {"name": str} for name in ("algorithm", "model")},
 }
-"""The shape of ``config.toml``, as far as it can be known without the algorithm."""
+"""Shape of ``config.toml``, as far as it does not depend on the algorithm."""
 
 FINISHED = {name: {"name": str} for name in ("algorithm", "model")}
-"""What the config of a finished run has besides: those that somebody wrote may leave out what has a default."""
+"""Keys that the config of a finished run has in addition.
+
+A config that a user writes may leave them out if they have a default.
+"""
 
 TO_NOTE = {**{"rounds": int, "seed": int, "engine": str}, **FINISHED}
-"""What a config must have that is given to be noted: the summary of the run repeats it."""
+"""Keys that a user's config must have to be recorded, as the run's summary repeats them."""
 
 _NUMBERS = ("int64", "double", "null", "bool")
 TABLES: Mapping[str, Mapping[str, Sequence[str]]] = {
@@ -272,14 +303,23 @@ TABLES: Mapping[str, Mapping[str, Sequence[str]]] = {
         **{"loss": ["double"], "true_cluster": ["int64", "null"]},
     },
 }
-"""The columns that a table must have, with the types that they can be of; all but the last hold a value in each row."""
+"""Columns that a table must have, with their possible types.
+
+All columns but ``true_cluster`` have a value in each row.
+"""
 
 _WORDS = ("phase", "name")
-"""Columns that hold no numbers."""
+"""Columns of text."""
 
 
 def read_json(path: Path, shape: Any) -> Any:
-    """Read a JSON file of some shape; raises OSError, ValueError or RecursionError if it is not there or another."""
+    """Read a JSON file of some shape.
+
+    Raises
+    ------
+    OSError, ValueError, RecursionError
+        If the file cannot be read, is no JSON, or has another shape.
+    """
     try:
         content = json.loads(path.read_text())
     except ValueError as error:
@@ -289,19 +329,29 @@ def read_json(path: Path, shape: Any) -> Any:
 
 
 def read_summary(path: Path) -> Row:
-    """Read a summary; raises what :func:`read_json` raises."""
+    """Read a summary; raises the errors of :func:`read_json`."""
     summary = read_json(path, SUMMARY)
     check_shape(summary, {metric.name: _SCORES for metric in read_metrics(summary)}, path.name)
     return summary
 
 
 def read_rows(path: Path, summary: Row, nodes: int) -> RowTable:
-    """Read one table, by its file's name, of a run of some summary and number of nodes.
+    """Read one table of a run.
+
+    Parameters
+    ----------
+    path
+        The file, whose name is that of the table.
+    summary
+        Summary of the run.
+    nodes
+        Number of nodes of its tree.
 
     Raises
     ------
     OSError, ValueError
-        If it cannot be read, a column is missing or of another type, or a number in it cannot be.
+        If the file cannot be read, a column is missing or has another type, or a number in it is
+        impossible.
     """
     import pyarrow.parquet as pq
 
@@ -311,7 +361,7 @@ def read_rows(path: Path, summary: Row, nodes: int) -> RowTable:
     columns = {**columns, **{name: ["double"] for name in scores}}
     most = {"metrics": rounds, "clusters": rounds * nodes}.get(path.stem)
     file = pq.ParquetFile(path.absolute())
-    # before it is read: equal rows take no room in a file
+    # Checked before it is read: a small file can contain any number of equal rows.
     if most is not None and file.metadata.num_rows > most:
         raise ValueError(
             f"{path.name} should have at most {most} rows, got {file.metadata.num_rows}"
@@ -346,7 +396,17 @@ def read_rows(path: Path, summary: Row, nodes: int) -> RowTable:
 
 
 def write_rows(path: Path, rows: Sequence[Row], scores: Collection[str] = ()) -> None:
-    """Write one table into a new file; in columns with ``scores``, NaN becomes null: such clients have no score."""
+    """Write one table into a new file.
+
+    Parameters
+    ----------
+    path
+        The file.
+    rows
+        Rows of the table.
+    scores
+        Names of columns with scores. In these, NaN is written as null: such clients have no score.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -357,12 +417,19 @@ def write_rows(path: Path, rows: Sequence[Row], scores: Collection[str] = ()) ->
             table = table.set_column(
                 place, name, pa.array(table[name].to_numpy(), from_pandas=True)
             )
-    # as Arrow takes runs:1/... for an address of the kind "runs"
+    # Absolute, as Arrow takes a relative path such as runs:1/... for an address of scheme "runs".
     pq.write_table(table, path.absolute())
 
 
 def data_frame(rows: Sequence[Row], purpose: str) -> DataFrame:
-    """Return rows as the pandas data frame that is read from their file; ``purpose`` is what needs pandas.
+    """Return rows as the pandas data frame that their file is read as.
+
+    Parameters
+    ----------
+    rows
+        Rows of a table.
+    purpose
+        Name of the function that needs pandas, for the error message.
 
     Raises
     ------
@@ -382,9 +449,9 @@ def _table(rows: Sequence[Row]) -> Any:
 
 
 def _columns(table: Any, scores: Collection[str]) -> dict[str, Column]:
-    """Return the columns of a table, those of numbers that are all there as arrays.
+    """Return the columns of an Arrow table: columns of numbers as arrays, other columns as lists.
 
-    So are those with ``scores``, in which a missing one is NaN.
+    A column with missing values is a list, unless it is one of ``scores``, where they become NaN.
     """
     numbers = {
         name: name in scores
@@ -398,20 +465,20 @@ def _columns(table: Any, scores: Collection[str]) -> dict[str, Column]:
 
 
 def check_node(node: int, nodes: int, where: str) -> None:
-    """Check that there is a node of this number; raises ValueError."""
+    """Check that a node has a number of the tree; raises ValueError."""
     if not 0 <= node < nodes:
         raise ValueError(f"{where} should be of a node from 0 to {nodes - 1}, got {node}")
 
 
 def check_ids(ids: Iterable[int], where: str) -> None:
-    """Check that numbers of clients are at least 0, and different."""
+    """Check that ids of clients are at least 0 and different; raises ValueError."""
     found = list(ids)
     if any(each < 0 for each in found) or len(set(found)) < len(found):
         raise ValueError(f"{where} should be different clients, numbered from 0")
 
 
 def plain(value: Any) -> Any:
-    """Return a setting, or a detail of an event, as files can hold it: no numbers of NumPy, no tensors, no objects."""
+    """Convert a value to types that files can store; other objects become their text."""
     if isinstance(value, Mapping):
         return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, tuple | list):
@@ -423,11 +490,14 @@ def plain(value: Any) -> Any:
 
 
 EMPTY = {("local", "options"), ("signature", "of"), ("task", "metrics")}
-"""Settings that are empty where nobody has set them; earlier versions wrote that down."""
+"""Settings that are empty by default.
+
+Earlier versions wrote them to configs although they were not set.
+"""
 
 
 def without_unset(value: Any, path: tuple[str, ...] = ()) -> Any:
-    """Leave out what is not set: what is None, since TOML has no null, and what is empty by default."""
+    """Leave out unset values: None, as TOML has no null, and what is empty by default."""
     if isinstance(value, Mapping):
         kept = {
             key: each
@@ -440,19 +510,26 @@ def without_unset(value: Any, path: tuple[str, ...] = ()) -> Any:
     return value
 
 
-# The events of a run: reading their rows, and from rows to typed events by the types of their
+# Events of a run: reading their rows, and converting rows to typed events by the types of their
 # fields.
 
 E = TypeVar("E", bound=Event)
 
 
 def read_events(path: Path, nodes: int) -> list[Row]:
-    """Read the events of a run whose tree has so many nodes.
+    """Read the events of a run.
+
+    Parameters
+    ----------
+    path
+        The file.
+    nodes
+        Number of nodes of the run's tree.
 
     Raises
     ------
     OSError, ValueError, RecursionError
-        If they cannot be read, or one does not say when, what and where.
+        If the file cannot be read, or an event lacks its round, kind or node.
     """
     events: list[Row] = []
     for i, line in enumerate(path.read_text().splitlines(), start=1):
@@ -467,8 +544,8 @@ def read_events(path: Path, nodes: int) -> list[Row]:
 def events_of(rows: Sequence[Row], *types: type[E]) -> list[tuple[int, E]]:
     """Return the events of some types among the rows of a run, in order, each with its round.
 
-    Rows whose ``kind`` is that of a type, but which lack some of its fields, are passed over: a
-    method of one's own may have events of the same names, and say less.
+    Rows whose ``kind`` is that of a type, but which lack some of its fields, are left out: a user's
+    own method may report events of the same kind with fewer fields.
     """
     found = (
         (row["round"], event_of(row, each))
@@ -480,7 +557,7 @@ def events_of(rows: Sequence[Row], *types: type[E]) -> list[tuple[int, E]]:
 
 
 def event_of(row: Row, event_type: type[E]) -> E | None:
-    """Return the event of this type that a row holds; None if the row does not have what its fields need."""
+    """Return the event of a type that a row describes; None if the row lacks some of its fields."""
     hints = _hints_of(event_type)
     wanted = [
         each.name for each in fields(event_type) if each.name in row or each.default is not None
@@ -494,11 +571,11 @@ def event_of(row: Row, event_type: type[E]) -> E | None:
 
 
 _hints_of = cache(get_type_hints)
-"""Looked up once for each type, as a run can have many rows."""
+"""Cached type hints of an event type, as a run can have many rows."""
 
 
 def _shape_of(hint: Any) -> Shape:
-    """Return the shape that a value of a type has in JSON, see :func:`check_shape`."""
+    """Return the shape of a value of some type in JSON, see :func:`check_shape`."""
     origin = get_origin(hint)
     inner = get_args(hint)
     if origin is UnionType:
@@ -511,7 +588,7 @@ def _shape_of(hint: Any) -> Shape:
 
 
 def _value_of(hint: Any, value: Any) -> Any:
-    """Return a value of JSON as its type has it."""
+    """Convert a value from JSON to its type."""
     origin = get_origin(hint)
     inner = get_args(hint)
     if origin is tuple:

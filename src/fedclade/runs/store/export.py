@@ -1,4 +1,4 @@
-"""A model of the tree as a file for plain PyTorch, with a card that says what it is."""
+"""Export of a model of the tree as a file for plain PyTorch, with a model card."""
 
 from __future__ import annotations
 
@@ -34,11 +34,10 @@ from fedclade.runs.store.served_models import (
 from fedclade.runs.store.staging import Writer, write_together
 from fedclade.tasks import ModelMixture, read_metrics, spread
 
-# What an exported model is: where it stands in the tree, what trained it, how it did, how to load
-# it.
+# Model card of an exported model: its place in the tree, training, scores, and how to load it.
 
 CARD_FORMAT = 1
-"""Version of the card's keys, in each card."""
+"""Version of the keys of a card, which each card states."""
 
 Card = dict[str, Any]
 
@@ -52,10 +51,22 @@ def model_card(
     own: bool = False,
     mixture: ClientMixture | None = None,
 ) -> Card:
-    """Return all that there is to say about a node's model, exported for a client if one is given, ready for JSON.
+    """Return the model card of a node's model, as values for JSON.
 
-    Whether it is not the node's, but the client's ``own``, or its ``mixture`` of several nodes'
-    models.
+    Parameters
+    ----------
+    run
+        The run.
+    node
+        The node.
+    layout
+        Layout of the model's entries.
+    client
+        The client for which the model is exported; None if it is exported for a node.
+    own
+        Whether the exported model is not the node's, but a whole model of the client.
+    mixture
+        The client's mixture of several nodes' models, if that is exported.
     """
     last = {row["client"]: row for row in run.client_rows}
     sizes = [last[member]["n_train"] for member in node.members if member in last]
@@ -112,7 +123,7 @@ def model_card(
 
 
 def serves_own(run: Run) -> bool:
-    """Whether clients, or some of them, were served with models of their own, which are none of the tree's."""
+    """Whether some clients were evaluated with own models, which are not models of the tree."""
     method = method_of_run(run.config["algorithm"]["name"])
     personalized = bool(run.config["algorithm"].get("personalize"))
     return personalized or (
@@ -121,11 +132,11 @@ def serves_own(run: Run) -> bool:
 
 
 def _trained_until(run: Run, node: Node) -> int | None:
-    """Return the round after which the model was as it is: a split leaves its node that of the round before.
+    """Return the round after which a node's model no longer changed.
 
-    A root that goes on beside its clusters is trained to the end. None for the root of a star that
-    there was from the start: what it holds, if anything but an initial model, is the algorithm's
-    own affair.
+    A split leaves the node the model of the round before. A root that continues beside its clusters
+    is trained to the end. None for the root of a star that existed from the start: the algorithm
+    decides whether its model is anything but an initial one.
     """
     if node.split_in is None or node.continued is not None:
         return run.model_round
@@ -133,19 +144,21 @@ def _trained_until(run: Run, node: Node) -> int | None:
 
 
 def _score(run: Run, node: Node, metric: str, client: int | None = None) -> Card | None:
-    """Return how clients, or one, did with this model when they were last served with it; None if nobody ever was.
+    """Return the scores of clients, or of one, when they were last evaluated with a node's model.
 
-    An inner node served its members until it was split. Where its last round was not evaluated,
-    what was evaluated is the model of an earlier round, and ``round`` tells which.
+    None if no client ever was. An inner node's model was that of its members until the split. If
+    the last round of the model was not evaluated, the scores are of the model of an earlier round,
+    which ``round`` states.
     """
-    if client is None and serves_mixtures(run):  # with none of their models alone
+    if client is None and serves_mixtures(run):  # no client was evaluated with one model alone
         return None
     served = [
         row
         for row in run.client_rows
         if row["served_by"] == node.id and client in (None, row["client"])
     ]
-    if client is None and serves_own(run):  # over a network nobody here knows who was
+    # Over a network it is not known here which clients have a model of their own.
+    if client is None and serves_own(run):
         known = "network" not in run.config
         served = [row for row in served if known and "model" not in run.kept.get(row["client"], {})]
     if not served:
@@ -163,7 +176,7 @@ def _score(run: Run, node: Node, metric: str, client: int | None = None) -> Card
 
 
 def as_markdown(card: Card, file: str) -> str:
-    """Return a card as a page for people, with the lines that load the model from a file of this name."""
+    """Return a card as a Markdown page, with code that loads the model from a file."""
     rows = "".join(f"| {name} | {_plain(value)} |\n" for name, value in _facts(card).items())
     tensors = "".join(
         f"| `{name}` | {each['shape']} | {each['dtype']} |\n"
@@ -186,7 +199,7 @@ def as_markdown(card: Card, file: str) -> str:
 
 
 def _loading(card: Card, file: str) -> str:
-    """Return how to load the model in plain PyTorch."""
+    """Return instructions for loading the model in plain PyTorch."""
     if "mixture" not in card:
         return f"""```python
 from safetensors.torch import load_file
@@ -220,7 +233,7 @@ mixture.load_state_dict(load_file("{file}"))
 
 
 def _plain(text: str) -> str:
-    """Return a text that Markdown shows as it is: no link, no tag, and in one cell of a table."""
+    """Escape a text so that Markdown shows it unchanged in one cell of a table."""
     return " ".join(text.replace("](", "]\\(").replace("<", "\\<").replace("|", "\\|").split())
 
 
@@ -308,13 +321,13 @@ def export_model(
     node: int | None = None,
     level: int | None = None,
 ) -> Path:
-    """Write one model of a run as a state dict, with its card beside it: ``.json`` for programs, ``.md`` for people.
+    """Write one model of a run as a state dict, with its model card as ``.json`` and as ``.md``.
 
-    The card is in the header of the file too, under ``fedclade``. For a client it is what the
-    client was served with, unless a level is given: its cluster's model with the client's personal
-    parameters, a model of its own (Ditto, local training, ...), or, in FedEM and FedRC, a mixture
-    of all models as a state dict of :class:`~fedclade.ModelMixture`. A node's model has what is
-    shared. :func:`~fedclade.load_export` loads any of them.
+    The header of the file contains the card too, under ``fedclade``. For a client, it is the model
+    that the client was evaluated with, unless a level is given: its cluster's model with the
+    client's personal parameters, a model of its own (Ditto, local training, ...), or, in FedEM and
+    FedRC, a mixture of all models as a state dict of :class:`~fedclade.ModelMixture`. The model of
+    a node has the shared parameters only. :func:`~fedclade.load_export` loads any of them.
 
     Parameters
     ----------
@@ -323,22 +336,22 @@ def export_model(
     out
         The file to make; ends in ``.safetensors``.
     client, node
-        Whose model: a client's, or a node's.
+        The client or the node whose model is exported; give one of the two.
     level
-        Of the client's path from the root, 0, to its leaf, -1; if left out, what the client was
-        served with.
+        Level of a node on the client's path from the root, 0, to its leaf, -1; if left out, the
+        model that the client was evaluated with.
 
     Raises
     ------
     ConfigError
-        If not just one of client and node is given, or a level with a node, or the file's name ends
-        otherwise.
+        If not exactly one of client and node is given, or a level with a node, or the file's name
+        has another ending.
     TreeError
         If the tree has no such client, node or level.
     RunError
         If the run was saved without the layout of its model or is damaged, its models are permuted
-        by its clients, the client keeps a part of its model for itself, or the weights of its
-        mixture, or a file exists already or cannot be written.
+        by its clients, a part of the client's model or the weights of its mixture are stored by the
+        client only, or a file exists already or cannot be written.
     """
     run.check_readable()
     target = Path(out)
@@ -353,7 +366,8 @@ def export_model(
         tensors = layout.full.state_dict(own)
     else:
         if client is not None:
-            # which is there, or nobody here could put the client's model together
+            # Raises an error if the personal parameters are not stored here, as the client's model
+            # cannot be assembled without them.
             run.personal(client)
         tensors = layout.state_dict(
             chosen.model, None if client is None else run.kept.get(client, {}).get("personal")
@@ -377,7 +391,9 @@ def export_adapter(
     level: int | None = None,
     alpha: float | None = None,
 ) -> Path:
-    """Write the adapter of one model of a run as a folder in peft's format, see :func:`fedclade.models.save_adapter`.
+    """Write the adapter of one model of a run as a folder in peft's format.
+
+    See :func:`fedclade.models.save_adapter`.
 
     Parameters
     ----------
@@ -386,19 +402,20 @@ def export_adapter(
     out
         The folder to make.
     alpha
-        α of the low-rank pairs, where the run's config does not say it, as with a model that came
-        with its own.
+        α of the low-rank pairs, if the run's config does not state it, as for a model that was
+        passed in with its own adapter.
 
     Raises
     ------
     ConfigError
-        If not just one of client and node is given, or a level with a node, or nobody says α.
+        If not exactly one of client and node is given, or a level with a node, or neither ``alpha``
+        nor the config states α.
     TreeError
         If the tree has no such client, node or level.
     ModelError
-        If what the run trained is no adapter.
+        If the run did not train an adapter.
     RunError
-        If the run cannot be read, the client is served with a mixture of models, or the folder
+        If the run cannot be read, the client was evaluated with a mixture of models, or the folder
         exists already or cannot be written.
     """
     chosen, layout = _node_and_layout(run, client, node, level)
@@ -437,12 +454,15 @@ def export_adapter(
 
 
 def _mixture(run: Run, client: int | None, level: int | None) -> ClientMixture | None:
-    """Return the mixture that a client was served with, if it was, unless a node's model is asked for."""
+    """Return the mixture of a client, if it has one and no level is given."""
     return None if client is None or level is not None else client_mixture(run, client)
 
 
 def _own_model(run: Run, client: int | None, level: int | None) -> Tensor | None:
-    """Return the model ``[F]`` of its own that a client was served with, unless a node's is asked for."""
+    """Return the client's own model ``[F]``, if it has one and no level is given.
+
+    Raises a RunError if the client has one, but only stores it itself.
+    """
     if client is None or level is not None:
         return None
     own = run.kept.get(client, {}).get("model")
@@ -457,7 +477,7 @@ def _own_model(run: Run, client: int | None, level: int | None) -> Tensor | None
 def _node_and_layout(
     run: Run, client: int | None, node: int | None, level: int | None
 ) -> tuple[Node, Layout]:
-    """Return a model of a run, and what its entries are."""
+    """Return the node whose model is exported, and the layout of the model's entries."""
     run.check_readable()
     chosen = _chosen(run, client, node, level)
     least = run.config.get("privacy", {}).get("min_cluster_size", 1)
@@ -480,7 +500,7 @@ def _node_and_layout(
 
 
 def _check_free(target: Path) -> None:
-    """Check that no file of an export to ``target`` exists; a RunError if one does."""
+    """Check that no file of an export to ``target`` exists; raises RunError if one does."""
     for path in (target, target.with_suffix(".json"), target.with_suffix(".md")):
         if path.exists():
             raise RunError(f"{path} exists already; name another file with --out, or remove it")
@@ -494,7 +514,7 @@ def _chosen(run: Run, client: int | None, node: int | None, level: int | None) -
         return served_node(run, client) if level is None else run.tree.node_for(client, level)
     if level is not None:
         raise ConfigError(f"--level {level} goes with --client; node {node} has one model only")
-    assert node is not None  # as there is no client
+    assert node is not None  # since exactly one of client and node is given
     if not 0 <= node < len(run.tree.nodes):
         raise TreeError(
             f"node {node} is not in the parameter tree, which has the nodes 0 to "
@@ -504,7 +524,7 @@ def _chosen(run: Run, client: int | None, node: int | None, level: int | None) -
 
 
 def _write(card: Card, tensors: Mapping[str, Tensor], target: Path) -> None:
-    """Write the three files, all of them or none; the model last, so that it never lacks its card."""
+    """Write all three files or none of them; the model last, so that it never lacks its card."""
     text = json.dumps(card, indent=2)
     header = {"format": "pt", "fedclade": text}
     writers: Mapping[Path, Writer] = {

@@ -1,4 +1,4 @@
-"""The folder of a run in progress: made at the start, given checkpoints on the way, and the results at the end."""
+"""Folder of a run in progress: made at the start, then with checkpoints, then with results."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ from fedclade.runs.store.manifest import CONFIG, LOCK, Lock, read_run_config, wr
 from fedclade.runs.store.run import holds_leftovers, is_finished, is_unfinished, reopen
 
 KEPT = 2
-"""Checkpoints: should the last one be damaged, there is the one before."""
+"""Number of checkpoints to store: if the last one is damaged, the one before it can be used."""
 
 FREE_TO_CHANGE = ("rounds", "checkpoint_every", "versions", "network")
-"""What a run can be continued with another of (of sections, any key); but it cannot be made shorter."""
+"""Settings, or sections with all their keys, that may differ when a run is continued.
+
+The number of rounds cannot become smaller.
+"""
 
 CHOSEN = ("engine", "stream")
-"""What a run that leaves it to ``auto`` settles in its first round, and keeps."""
+"""Settings whose value ``auto`` is replaced in the first round by the value that was chosen."""
 
 _NAME = re.compile(r"round-(\d+)")
 
@@ -33,22 +36,22 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A folder that a run is kept in from its start; it need not exist yet."""
+    """Folder that stores a run from its start; it need not exist yet."""
 
     path: Path
     _lock: Lock = field(default_factory=Lock)
 
     def holds_all(self, config: Mapping[str, Any]) -> bool:
-        """Whether it holds a finished run with as many rounds as a config asks for."""
+        """Whether the folder has a finished run with as many rounds as a config asks for."""
         return is_finished(self.path) and _rounds(read_run_config(self.path)) == config["rounds"]
 
     def check(self, config: Mapping[str, Any]) -> None:
-        """Check that a run of this config can begin in the folder, or go on there.
+        """Check that a run of this config can begin in the folder, or continue there.
 
         Raises
         ------
         RunError
-            If it holds something else, or a run of another config.
+            If the folder holds something else, or a run of another config.
         """
         if self._holds_run:
             if difference := first_difference(read_run_config(self.path), config):
@@ -61,23 +64,24 @@ class RunFolder:
             )
 
     def begin(self, config: Mapping[str, Any]) -> bool:
-        """Make the folder, or make one that holds a run ready for more rounds; lock other processes out.
+        """Make the folder, or prepare an existing run for more rounds; lock out other processes.
 
         Returns
         -------
         bool
-            Whether it holds nothing but this beginning.
+            Whether the folder holds only this beginning of a run.
 
         Raises
         ------
         RunError
-            If it cannot be written, another process is writing to it, or has begun something else
-            there meanwhile.
+            If the folder cannot be written, another process is writing to it, or has begun
+            something else there in the meantime.
         """
         try:
             is_new = not self.path.exists()
             make_folder(self.path)
             self._lock.take(self.path)
+            # Checked with the lock: another process may have begun a run since the last check.
             self.check(config)
             if not self._holds_run:
                 try:
@@ -88,7 +92,7 @@ class RunFolder:
                     raise
                 return True
             if config["rounds"] > _rounds(kept := read_run_config(self.path)):
-                # first, since a finished run has had all the rounds of its config
+                # Before the config changes, since a finished run has had all rounds of its config.
                 reopen(self.path)
                 appear(
                     self.path / CONFIG,
@@ -99,7 +103,7 @@ class RunFolder:
             raise RunError(f"cannot write the run folder {self.path}: {error}") from error
 
     def clear(self) -> None:
-        """Remove the lock of a process that was killed when it had just finished the run."""
+        """Remove the lock file of a process that was killed just after it finished the run."""
         if (self.path / LOCK).exists():
             with suppress(RunError, OSError):  # another process has it, or the folder is read-only
                 self._lock.take(self.path)
@@ -110,10 +114,17 @@ class RunFolder:
         self._lock.let_go()
 
     def newest(self, config: Mapping[str, Any], fingerprint: str) -> Checkpoint | None:
-        """Return the newest checkpoint that this run can go on from; None if there is no checkpoint.
+        """Return the newest usable checkpoint of this run; None if there is no checkpoint.
 
-        Of each that cannot be used a warning is logged, and it is renamed once an older one is
-        found that can.
+        A warning is logged for each checkpoint that cannot be used. It is renamed as soon as an
+        older one is found that can be used.
+
+        Parameters
+        ----------
+        config
+            Config of the run.
+        fingerprint
+            Fingerprint of its data.
 
         Raises
         ------
@@ -141,15 +152,18 @@ class RunFolder:
         return None
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint, and remove all but the last two; if that fails, those before it stay."""
+        """Write a checkpoint, and remove all but the last two.
+
+        If that fails, the earlier checkpoints stay.
+        """
         target = self._folder / f"round-{checkpoint.round:06d}"
         try:
             self._folder.mkdir(exist_ok=True)
-            # Shared with the one that is to be removed and not with the one that stays, should that
-            # be needed.
+            # Files are shared with the checkpoint that is removed next, and not with the one that
+            # stays: a damaged file would otherwise damage both remaining checkpoints.
             earlier = next(iter(self._checkpoints()[KEPT - 1 :]), None)
             appear(target, lambda beside: checkpoint.write(beside, earlier))
-            half_written = self._folder.glob(".round-*.writing")  # when the run was killed
+            half_written = self._folder.glob(".round-*.writing")  # by a run that was killed
             for old in (*self._checkpoints()[KEPT:], *half_written):
                 remove(old)
         except OSError as error:
@@ -173,7 +187,10 @@ class RunFolder:
 
 
 def first_difference(kept: Mapping[str, Any], config: Mapping[str, Any]) -> str | None:
-    """Say by which setting a run whose config was ``kept`` cannot be continued with another; None if it can."""
+    """Describe the first setting that prevents a run from being continued with another config.
+
+    ``kept`` is the config of the run, ``config`` the other one. None if the run can be continued.
+    """
     before = _settings(kept)
     now = _settings(config)
     for key in dict.fromkeys([*before, *now]):
@@ -187,7 +204,7 @@ def first_difference(kept: Mapping[str, Any], config: Mapping[str, Any]) -> str 
 
 
 def _rounds(kept: Mapping[str, Any]) -> int:
-    """Return the rounds of a config that was read; 0 if somebody has taken them out."""
+    """Return the rounds of a config that was read; 0 if a user has removed them."""
     return kept.get("rounds", 0)
 
 
@@ -204,5 +221,5 @@ def _check_origin(
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a config by dotted names, as JSON has them; what is not set is left out."""
+    """Return the settings of a config by dotted names, as JSON values, without unset ones."""
     return flat(json.loads(json.dumps(without_unset(config), default=str)))

@@ -1,4 +1,4 @@
-"""The round that a run keeps because its score on validation data is the best so far, in memory and in a checkpoint."""
+"""Best round so far by scores on validation data, in memory and in a checkpoint."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _TREE = "tree"
 
 @dataclass(frozen=True, eq=False)
 class KeptRound:
-    """What a run would end with if this round had been its last.
+    """Results with which a run would end if this round had been its last.
 
     Parameters
     ----------
     round
-        Its number.
+        Number of the round, from 1.
     tree
-        The clusters and their models after it, as the server sees them.
+        The clusters and their models after the round, as the server sees them.
     kept
-        What each client of a simulation keeps for itself, by client and name; see
+        Tensors that each client of a simulation stores, by client and name; see
         :class:`~fedclade.Run`.
     own_models
-        How many clients are served with models of their own.
+        Number of clients that are evaluated with models of their own.
     similarities
-        The latest matrix of every cluster.
+        The latest similarity matrix of every cluster.
     """
 
     round: int
@@ -47,7 +47,11 @@ class KeptRound:
     similarities: Sequence[SimilarityMatrix] = ()
 
     def write(self, folder: Path, *, private: bool) -> None:
-        """Write it into a new folder; whether its models are ``private``, see :func:`write_tensors`."""
+        """Write the round into a new folder.
+
+        ``private`` is whether its models are private, see :func:`write_tensors
+        <fedclade.core.files.write_tensors>`.
+        """
         folder.mkdir()
         write_tree(self.tree, folder / _TREE, None, private)
         tensors = {
@@ -68,7 +72,7 @@ class KeptRound:
 
     @classmethod
     def read(cls, folder: Path) -> KeptRound:
-        """Read it onto the CPU; raises one of the errors of damaged files, or a RunError."""
+        """Read a round onto the CPU; raises one of the errors of damaged files, or a RunError."""
         facts = json.loads((folder / _FACTS).read_text())
         tensors = {name: tensor.clone() for name, tensor in load_file(folder / _TENSORS).items()}
         kept: dict[int, dict[str, Tensor]] = {}
@@ -90,5 +94,5 @@ class KeptRound:
         return cls(facts["round"], tree, kept, facts["own_models"], similarities)
 
     def moved(self, device: str) -> KeptRound:
-        """Return it with the models of its tree on a device."""
+        """Return the round with the models of its tree on a device."""
         return replace(self, tree=self.tree.map_vectors(*[lambda tensor: tensor.to(device)] * 2))

@@ -1,4 +1,4 @@
-"""Exported models, loaded into a module."""
+"""Loading of exported models into a module."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def load_export(path: str | Path, model: nn.Module) -> nn.Module:
     RunError
         If the file cannot be read.
     ModelError
-        If the module has other tensors.
+        If the module has other tensors than the file.
     """
     try:
         with safe_open(path, "pt") as file:

@@ -1,4 +1,4 @@
-"""The SHA-256 of every file of a folder, so that what is not what was written is found when it is read."""
+"""Manifest of a folder: the SHA-256 of every file, to detect damage; also the folder's lock."""
 
 from __future__ import annotations
 
@@ -16,29 +16,41 @@ from fedclade.runs.store.contents import CONFIG as CONFIG_SHAPE
 from fedclade.runs.store.contents import check_shape
 from fedclade.runs.store.toml_text import to_toml
 
-# One process at a time in a run folder.
+# Lock of a run folder: one process at a time writes to it.
 
 try:
     import fcntl
-except ImportError:  # on Windows, where runs of other processes are not noticed
+except ImportError:  # on Windows, where runs of other processes are not detected
     fcntl = None
 
 LOCK = ".lock"
-"""The file of a run folder that is there while a process writes to it, or after one was killed."""
+"""File in a run folder while a process writes to it, or after such a process was killed."""
 
 _held: dict[Path, int] = {}
-"""The folders that this process writes to, with its id: what it was forked from holds its own."""
+"""Folders that this process writes to, with its process id.
+
+After a fork, the entries of the parent process have another id, and do not count.
+"""
 
 
 class Lock:
-    """Keeps others out of a folder; it is let go of when the process ends, in whatever way."""
+    """Lock that keeps other processes out of a folder.
+
+    It is released when the process ends, for whatever reason.
+    """
 
     def __init__(self) -> None:
         self._opened: int | None = None
         self._folder = Path()
 
     def take(self, folder: Path) -> None:
-        """Take the lock of a folder; a FolderInUseError if another process has it, or another run of this one."""
+        """Take the lock of a folder.
+
+        Raises
+        ------
+        FolderInUseError
+            If another process has the lock, or another run of this process.
+        """
         place = folder.resolve()
         if _held.get(place) == os.getpid():
             raise _busy(folder)
@@ -56,7 +68,7 @@ class Lock:
         _held[place] = os.getpid()
 
     def let_go(self) -> None:
-        """Let go of it, if it is held."""
+        """Release the lock, if it is taken."""
         if self._opened is not None:
             with suppress(OSError):
                 (self._folder / LOCK).unlink(missing_ok=True)
@@ -66,7 +78,7 @@ class Lock:
 
 
 def _locked(opened: int) -> bool:
-    """Lock an open file. POSIX locks, since a worker process that was forked does not inherit them."""
+    """Lock an open file by a POSIX lock, which a forked worker process does not inherit."""
     if fcntl is None:
         return True
     try:
@@ -85,21 +97,21 @@ def _busy(folder: Path) -> FolderInUseError:
     )
 
 
-# The config of a run folder: written at the start of the run, with a sum of it in its last line.
+# The config of a run folder is written at the start of the run, with its SHA-256 in the last line.
 
 CONFIG = "config.toml"
-"""The first file of a run folder, there from the start of the run."""
+"""First file of a run folder, which exists from the start of the run."""
 
 _SUM = "# SHA-256 of the lines above: "
-"""What the last line of a config begins with, so that it can be checked from the start of the run."""
+"""Beginning of the last line of a config, which allows checking it from the start of the run."""
 
 
 REMEDY = "restore it from a copy, or run its config again"
-"""Of a damaged run folder."""
+"""Advice for a damaged run folder."""
 
 
 def read_run_config(folder: Path) -> Mapping[str, Any]:
-    """Read the config of a run folder; a RunError if it is damaged."""
+    """Read the config of a run folder; raises RunError if it is damaged."""
     try:
         text = (folder / CONFIG).read_text(encoding="utf-8")
         content, mark, noted = text.rpartition(_SUM)
@@ -120,7 +132,10 @@ def read_run_config(folder: Path) -> Mapping[str, Any]:
 
 
 def is_private(config: Mapping[str, Any]) -> bool:
-    """Whether the models of a run are for the user alone: those of a network have learned from the data of others."""
+    """Whether only the user may read the files of a run's models.
+
+    This holds for runs over a network, whose models have learned from the data of others.
+    """
     return "network" in config
 
 
@@ -135,10 +150,17 @@ def _sha256(text: str) -> str:
 
 
 def write_manifest(path: Path, version: int, known: Mapping[str, str] | None = None) -> None:
-    """Write a folder's format version, and the SHA-256 of every file in it, into a new file beside them.
+    """Write a folder's format version and the SHA-256 of every file in it into a new file there.
 
-    The sums of files that were taken from elsewhere are ``known`` by name: those files may be
-    damaged since.
+    Parameters
+    ----------
+    path
+        The file to write, in the folder.
+    version
+        Format version of the folder.
+    known
+        SHA-256 of files that are shared with another folder, by name. These are not computed again,
+        as the files may have been damaged since they were written.
     """
     files = sorted(each for each in path.parent.rglob("*") if each.is_file())
     names = {each.relative_to(path.parent).as_posix(): each for each in files}
@@ -147,7 +169,13 @@ def write_manifest(path: Path, version: int, known: Mapping[str, str] | None = N
 
 
 def read_manifest(path: Path, version: int) -> Mapping[str, str]:
-    """Return the SHA-256 of every file of a folder as noted; a RunError if there is no manifest of this version."""
+    """Return the SHA-256 of every file of a folder, as recorded.
+
+    Raises
+    ------
+    RunError
+        If the manifest cannot be read or has another version.
+    """
     try:
         manifest = json.loads(path.read_text())
         check_shape(manifest, {"format": object, "sha256": {...: str}}, path.name)
@@ -161,12 +189,12 @@ def read_manifest(path: Path, version: int) -> Mapping[str, str]:
 
 
 def check_manifest(path: Path, version: int) -> tuple[str, ...]:
-    """Check that the files of a folder are those that were written, and return their names relative to it.
+    """Check that the files of a folder have not changed, and return their names relative to it.
 
     Raises
     ------
     RunError
-        If they are not; names the file.
+        If a file is missing, cannot be read or has changed; the message names it.
     """
     sums = read_manifest(path, version)
     for name, expected in sums.items():

@@ -1,4 +1,4 @@
-"""What became of newcomers, and the files that say it: a table for other programs, JSON that reports read again."""
+"""Results of newcomers, as a table for other programs and as JSON that reports read again."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 CASES = ("", "_root", "_own", "_fine_tuned")
-"""Endings of columns with scores, all on a newcomer's test data: of the model it got, the root's, its own, and the one
-it got fine-tuned."""
+"""Suffixes of the columns with scores, all on a newcomer's test data.
+
+The scores are of the assigned model, the root's model, a model that the newcomer trained alone,
+and the assigned model after fine-tuning.
+"""
 
 _SHAPE = {
     "summary": {
@@ -40,26 +43,27 @@ _SHAPE = {
 
 @dataclass(frozen=True, eq=False)
 class Newcomers:
-    """Where newcomers go, and how well the models suit them.
+    """Assignments of newcomers, and scores of the models for them.
 
     Parameters
     ----------
     assignments
-        Where each goes.
+        Assignment of each newcomer.
     rows
-        One for each newcomer: ``client``, ``name``, ``path`` and ``node`` of the model that it got,
-        ``fits``, ``leaf`` (where its way led, whether or not it fits there), ``by``
-        (``similarity``, ``loss`` or ``distance``), for every step on its way the ``scores`` of the
-        branch it took, of the best ``others`` and their ``margins``, the smallest ``margin``, its
-        ``true_cluster``, whether it got the model of a leaf of that (``right``), and its scores, by
-        the metric that counts, in the columns of :func:`score_columns
-        <fedclade.runs.score_columns>`; None where the metric is undefined for its test data.
+        One row for each newcomer, with these columns. ``client`` and ``name``; ``path`` and
+        ``node`` of the model that it got; ``fits``; ``leaf``, the end of its path, whether or not
+        it fits there; ``by``, the compared quantity (``similarity``, ``loss`` or ``distance``); for
+        every step on its path the ``scores`` of the branch it took, of the best of the ``others``,
+        and their ``margins``; the smallest ``margin``; its ``true_cluster``; ``right``, whether it
+        got the model of a leaf of that cluster; and its scores, by the metric that counts, in the
+        columns of :func:`score_columns <fedclade.runs.score_columns>`, None where the metric is
+        undefined for its test data.
     rounds_alone
-        For how many rounds a newcomer trained a model of its own.
+        Number of rounds for which a newcomer trained a model alone.
     only_fitting
-        Whether newcomers got no model that does not fit them.
+        Whether newcomers only got models that fit them.
     metric
-        The name of the metric that counts.
+        Name of the metric that counts.
     """
 
     assignments: Sequence[Assignment]
@@ -70,7 +74,11 @@ class Newcomers:
 
     @property
     def summary(self) -> Row:
-        """Means, the numbers of those that fit nowhere or have no score, and the share in their true cluster's leaf."""
+        """Summary of all newcomers.
+
+        It has the mean scores, the numbers of newcomers that fit nowhere or have no score, and the
+        share of newcomers that got the model of a leaf of their true cluster.
+        """
         right = [row["right"] for row in self.rows if row["right"] is not None]
         return {
             "newcomers": len(self.rows),
@@ -84,7 +92,7 @@ class Newcomers:
         }
 
     def _mean(self, column: str) -> float | None:
-        """Return the mean of the newcomers that have a score; None if none has."""
+        """Return the mean over the newcomers that have a score; None if none has."""
         known = [row[column] for row in self.rows if row[column] is not None]
         return fmean(known) if known else None
 
@@ -94,11 +102,19 @@ class Newcomers:
         )
 
     def frame(self) -> DataFrame:
-        """Return the rows as a pandas data frame; a MissingExtraError if pandas is not installed."""
+        """Return the rows as a pandas data frame.
+
+        Raises
+        ------
+        MissingExtraError
+            If pandas is not installed.
+        """
         return data_frame(self.rows, "Newcomers.frame")
 
     def save(self, path: Path) -> Path:
-        """Write them as CSV or as JSON, by the file's suffix; a file that is there is replaced in one go.
+        """Write the results as CSV or as JSON, by the file's suffix; an existing file is replaced.
+
+        An interrupted write leaves the existing file unchanged.
 
         Raises
         ------
@@ -109,12 +125,20 @@ class Newcomers:
 
 
 def score_columns(metric: str) -> list[str]:
-    """Return the columns with newcomers' scores."""
+    """Return the names of the columns with newcomers' scores by a metric."""
     return [f"{metric}{case}" for case in CASES]
 
 
 def write_newcomers(path: Path, summary: Row, rows: Sequence[Row]) -> Path:
-    """Write newcomers as CSV or as JSON, by the file's suffix. In CSV, what is a list in JSON is joined by spaces."""
+    """Write newcomers as CSV or as JSON, by the file's suffix.
+
+    In CSV, the entries of a list are joined by spaces.
+
+    Raises
+    ------
+    RunError
+        If the suffix is another, or the file cannot be written.
+    """
     writers = {".csv": _write_csv, ".json": _write_json}
     if path.suffix not in writers:
         raise RunError(f"newcomers can be written as .csv or .json, got {path.name!r}")
@@ -128,7 +152,13 @@ def write_newcomers(path: Path, summary: Row, rows: Sequence[Row]) -> Path:
 
 
 def read_newcomers(path: Path) -> Mapping[str, Any]:
-    """Read JSON as it was written: the ``summary``, and the rows of the ``newcomers``; a RunError if it is damaged."""
+    """Read the JSON file of newcomers: the ``summary``, and the rows of the ``newcomers``.
+
+    Raises
+    ------
+    RunError
+        If the file is damaged.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         check_shape(content, _SHAPE, path.name)
@@ -136,7 +166,7 @@ def read_newcomers(path: Path) -> Mapping[str, Any]:
             score_columns(content["summary"].get("metric", OLD_METRIC)), (float, None)
         )
         check_shape(content, {"summary": scores, "newcomers": [scores]}, path.name)
-        expected = content.pop("sha256", None)  # which those of earlier versions lack
+        expected = content.pop("sha256", None)  # files of earlier versions have none
         if expected not in (None, _sum_of(content)):
             raise ValueError("its SHA-256 is not the one in it")
     except (OSError, ValueError, RecursionError) as error:

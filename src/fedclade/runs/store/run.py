@@ -1,4 +1,4 @@
-"""A finished run, and the folder that keeps it."""
+"""Results of a finished run, and the folder that stores them."""
 
 from __future__ import annotations
 
@@ -64,21 +64,23 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 FORMAT = 3
-"""Version of the run folder's layout, in ``summary.json``."""
+"""Version of the run folder's layout, recorded in ``summary.json``."""
 
 READABLE = (1, 2, 3)
-"""Versions that are read. Folders of format 1 had no checkpoints and could not be unfinished; those before format 3 had
-no sums, so that only the shape of what is in them can be checked.
+"""Versions of the run folder's layout that can be read.
+
+Folders of format 1 had no checkpoints and could not be unfinished. Folders before format 3 had no
+SHA-256 sums, so that only the shapes of their contents can be checked.
 """
 
 _SUMMARY = "summary.json"
-"""The last file of a run folder, which only a finished run has."""
+"""Last file of a run folder, which only a finished run has."""
 
 _MANIFEST = "manifest.json"
-"""The SHA-256 of every other file of a finished run."""
+"""File with the SHA-256 of every other file of a finished run."""
 
 _LEFTOVERS = {LOCK, f".{CONFIG}.writing"}
-"""Files that may be there before the config of a run is."""
+"""Files that can exist before the config of a run."""
 
 _FILES = (
     *(
@@ -91,7 +93,7 @@ _FILES = (
     ),
     *(f"{name}.parquet" for name in TABLES),
 )
-"""The files of a finished run."""
+"""Files of a finished run."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,27 +103,28 @@ class Run(Displayed):
     Parameters
     ----------
     summary, config
-        As in ``summary.json`` and ``config.toml``.
+        Contents of ``summary.json`` and ``config.toml``.
     tree
         The clusters and their models.
     metric_rows, cluster_rows, client_rows
-        One row for each round; for each round and cluster; for each evaluation and client. As
-        pandas data frames they are :attr:`metrics`, :attr:`clusters` and :attr:`clients`.
+        Rows of the tables: one for each round; for each round and cluster; for each evaluation and
+        client. As pandas data frames they are :attr:`metrics`, :attr:`clusters` and
+        :attr:`clients`.
     events
-        Splits and the like, in order.
+        Splits and other events, in order.
     similarities
-        The latest of every cluster that had more than one answer.
+        The latest similarity matrix of every cluster in which more than one client replied.
     layout
-        Where the entries of a model belong in the module; None in folders from before this was
-        kept.
+        Mapping between the entries of a model and the module's tensors; None in folders of versions
+        that did not store it.
     kept
-        What each client of a simulation keeps for itself: ``personal``, its personal parameters
-        ``[P]``, ``model``, a whole model of its own ``[F]``, and ``mixture``, its weights of the
-        leaves' models ``[K]``.
+        Tensors that each client of a simulation stores, by client and name: ``personal``, its
+        personal parameters ``[P]``, ``model``, a whole model of its own ``[F]``, and ``mixture``,
+        its weights of the leaves' models ``[K]``.
     is_trusted
         Whether functions that use the config again, such as :func:`fedclade.assign`, may import
-        what it names by ``module:name``. A run that was made in this process is trusted; one that
-        is loaded is not, unless its origin is said to be.
+        code that it names by ``module:name``. A run that was made in this process is trusted; a
+        loaded run is not, unless the user says that its origin is.
     """
 
     summary: Mapping[str, Any]
@@ -144,37 +147,48 @@ class Run(Displayed):
 
     @property
     def model_round(self) -> int:
-        """The round that the models are of: the last, or the best of a run with ``keep_best``."""
+        """Round of the models: the last, or the best of a run with ``keep_best``."""
         chosen = self.summary.get("chosen", {})
         return chosen["round"] if chosen.get("kept") else self.summary["rounds"]
 
     @cached_property
     def metrics(self) -> DataFrame:
-        """What the run came to, a pandas data frame with one row for each round, the columns of ``metrics.parquet``.
+        """Results as a pandas data frame with one row for each round, as in ``metrics.parquet``.
 
         Raises
         ------
         MissingExtraError
-            If pandas is not installed. The same rows, each a dict, are in :attr:`metric_rows`.
+            If pandas is not installed. :attr:`metric_rows` has the same rows as dicts.
         """
         return data_frame(self.metric_rows, "Run.metrics, unlike Run.metric_rows,")
 
     @cached_property
     def clusters(self) -> DataFrame:
-        """Norms and split criteria, a row for each round and cluster; as :attr:`metrics`, with ``cluster_rows``."""
+        """Norms and split criteria as a pandas data frame, with a row for each round and cluster.
+
+        :attr:`cluster_rows` has the same rows as dicts. Raises the errors of :attr:`metrics`.
+        """
         return data_frame(self.cluster_rows, "Run.clusters, unlike Run.cluster_rows,")
 
     @cached_property
     def clients(self) -> DataFrame:
-        """Cluster and scores, a row for each evaluation and client; as :attr:`metrics`, with ``client_rows``."""
+        """Clusters and scores as a pandas data frame, with a row for each evaluation and client.
+
+        :attr:`client_rows` has the same rows as dicts. Raises the errors of :attr:`metrics`.
+        """
         return data_frame(self.client_rows, "Run.clients, unlike Run.client_rows,")
 
     def plot(self) -> Figure:
-        """Return the score of every cluster over the rounds as a Plotly figure, with the splits as dotted lines.
+        """Plot the score of every cluster over the rounds as a Plotly figure.
 
-        Below it is the separation gap g(α), where the true clusters are known, or else α_cross^max.
-        Its colours are those of a dark page where ``plotly.io.templates.default`` is a dark
-        template.
+        Splits are dotted lines. Below the scores is the separation gap g(α), if the true clusters
+        are known, or else α_cross^max. The colours are those of a dark page if
+        ``plotly.io.templates.default`` is a dark template.
+
+        Returns
+        -------
+        plotly.graph_objects.Figure
+            The figure.
 
         Raises
         ------
@@ -184,7 +198,15 @@ class Run(Displayed):
         return drawn("plot_of", self)
 
     def check_readable(self) -> None:
-        """Raise a RunError if its models are permuted still: clients of a network keep their secret from the server."""
+        """Check that the run's models are not permuted.
+
+        Clients of a network can permute models by a secret that the server does not know.
+
+        Raises
+        ------
+        RunError
+            If they are permuted.
+        """
         if "network" in self.config and self.config.get("privacy", {}).get("permute"):
             raise RunError(
                 "the models of this run are permuted by a secret that only its clients have, and "
@@ -198,16 +220,18 @@ class Run(Displayed):
         return self.layout is not None and bool(self.layout.personal)
 
     def personal(self, client: int) -> Mapping[str, Tensor]:
-        """Return a client's personal parameters and buffers by name; none if all of its model is shared.
+        """Return a client's personal parameters and buffers by name.
+
+        The result is empty if all of its model is shared.
 
         Raises
         ------
         TreeError
             If the run has no such client.
         RunError
-            If they are with the client alone, as in a network.
+            If only the client stores them, as in a network.
         """
-        self.tree.path(client)  # which the run's clients have
+        self.tree.path(client)  # raises a TreeError for a client that the run does not have
         if self.layout is None or not self.layout.personal:
             return {}
         if "personal" not in self.kept.get(client, {}):
@@ -219,15 +243,20 @@ class Run(Displayed):
 
     @checked()
     def save(self, folder: str | Path, extra: Callable[[Path], object] | None = None) -> Path:
-        """Write the run folder; all of it or nothing.
+        """Write the run folder, or nothing if an error occurs.
 
         Parameters
         ----------
         folder
-            Must not exist yet.
+            Path of the folder, which must not exist yet.
         extra
-            Writes further files, such as figures, into the folder that it is given, before the
-            folder appears.
+            Function that writes further files, such as figures, into the folder that it is given;
+            it is called before the folder appears under its name.
+
+        Returns
+        -------
+        Path
+            Path of the folder.
 
         Raises
         ------
@@ -250,13 +279,17 @@ class Run(Displayed):
         return target
 
     def finish(self, folder: Path) -> None:
-        """Write the result files into the folder of a run in progress; the last of them makes it a finished one."""
+        """Write the result files into the folder of a run in progress.
+
+        The last of the files makes it a finished run.
+        """
         beside = folder / ".results.writing"
         try:
             remove(beside)
             beside.mkdir()
             self._write(beside)
             bring_to_disk(beside)
+            # The manifest and then the summary come last: a folder with a summary is finished.
             for path in sorted(
                 beside.iterdir(), key=lambda path: (path.name == _SUMMARY, path.name == _MANIFEST)
             ):
@@ -269,14 +302,14 @@ class Run(Displayed):
     @classmethod
     @checked()
     def load(cls, folder: str | Path, *, trust: bool = False) -> Run:
-        """Read a run folder. Nothing that its config names is imported.
+        """Read a run folder. No code that its config names is imported.
 
         Parameters
         ----------
         folder
-            As :meth:`save`, ``fedclade.simulate(folder=...)`` or ``fedclade run`` wrote it.
+            A folder that :meth:`save`, ``fedclade.simulate(folder=...)`` or ``fedclade run`` wrote.
         trust
-            Whether :func:`fedclade.assign` may import what the folder's config names by
+            Whether :func:`fedclade.assign` may import the code that the folder's config names by
             ``module:name``, which runs that module. Set it only for a folder whose origin you
             trust.
 
@@ -338,7 +371,7 @@ class Run(Displayed):
 
 
 def _check_format(folder: Path) -> None:
-    """Check that a folder is of a format that is read, and that its files are those that were written."""
+    """Check that a folder has a readable format, and that its files have not changed."""
     found = read_json(folder / _SUMMARY, {"format": object})["format"]
     if found not in READABLE:
         known = f"{', '.join(map(str, READABLE[:-1]))} and {READABLE[-1]}"
@@ -356,10 +389,20 @@ def _check_format(folder: Path) -> None:
 
 
 def check_free(folder: str | Path, *, take_over: bool = False) -> Path:
-    """Return the path of a run folder that is to be made; a RunError if something is there already.
+    """Return the path of a run folder to make, after checking that nothing is in its place.
 
-    With ``take_over``, the folder may hold what is left of a run that was killed before its config
-    was written. The lock of the folder decides later whether that run is still alive.
+    Parameters
+    ----------
+    folder
+        Path of the folder.
+    take_over
+        Whether the folder may contain the leftovers of a run that was killed before its config was
+        written. The lock of the folder decides later whether that run is still alive.
+
+    Raises
+    ------
+    RunError
+        If the folder exists, with an unfinished run or anything else.
     """
     target = Path(folder)
     if take_over and target.is_dir() and holds_leftovers(target):
@@ -375,17 +418,17 @@ def check_free(folder: str | Path, *, take_over: bool = False) -> Path:
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether a folder holds a finished run."""
+    """Whether a folder has a finished run."""
     return (folder / _SUMMARY).is_file()
 
 
 def is_unfinished(folder: Path) -> bool:
-    """Whether a folder holds a run that has begun and not finished."""
+    """Whether a folder has a run that has begun and not finished."""
     return (folder / CONFIG).is_file() and not is_finished(folder)
 
 
 def holds_leftovers(folder: Path) -> bool:
-    """Whether a folder holds nothing but what a run leaves that was killed before its config was written."""
+    """Whether a folder has nothing but leftovers of a run killed before it wrote its config."""
     return folder.is_dir() and {path.name for path in folder.iterdir()} <= _LEFTOVERS
 
 

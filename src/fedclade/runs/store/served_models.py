@@ -1,4 +1,7 @@
-"""The model that a client of a run was served with: a node's, one of its own, or a mixture of all leaves'."""
+"""Model with which a client of a run was evaluated.
+
+It is a node's model, a model of the client's own, or a mixture of all leaves' models.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +18,16 @@ from fedclade.tasks import TASKS
 
 @dataclass(frozen=True, eq=False)
 class ClientMixture:
-    """The mixture that a client is served with.
+    """Mixture of models with which a client is evaluated.
 
     Parameters
     ----------
     nodes
-        The leaves, each with one of the models.
+        The leaves, each with one of the K models.
     weights
-        Of the client, one for each model, ``[K]``.
+        The client's weight of each model, ``[K]``.
     task
-        What the models' outputs are, see :class:`~fedclade.ModelMixture`.
+        Kind of the models' outputs, see :class:`~fedclade.ModelMixture`.
     """
 
     nodes: tuple[Node, ...]
@@ -32,7 +35,7 @@ class ClientMixture:
     task: str
 
     def state_dict(self, layout: Layout) -> dict[str, Tensor]:
-        """Return the mixture as a :class:`~fedclade.ModelMixture` takes it: copies on the CPU."""
+        """Return the state dict of a :class:`~fedclade.ModelMixture`: copies on the CPU."""
         tensors = {"weights": self.weights.cpu().clone()}
         for number, node in enumerate(self.nodes):
             model = layout.state_dict(node.model)
@@ -41,7 +44,7 @@ class ClientMixture:
 
     @property
     def described(self) -> dict[str, Any]:
-        """The mixture as a model card has it."""
+        """Description of the mixture for a model card."""
         return {
             "nodes": [node.id for node in self.nodes],
             "weights": self.weights.tolist(),
@@ -50,15 +53,16 @@ class ClientMixture:
 
 
 def served_node(run: Run, client: int) -> Node:
-    """Return the node whose model a client was served with last: not always its leaf's.
+    """Return the node with whose model a client was last evaluated, not always its leaf.
 
-    Where validation data choose, it may be one above; and a client that has no cluster yet is
-    served with a cluster's. A client that was not evaluated with the run's models has its leaf's.
+    If validation data choose the node, it may be an ancestor of the leaf. A client that has no
+    cluster yet is evaluated with the model of a cluster. For a client that was not evaluated in the
+    round of the run's models, it is the leaf.
 
     Raises
     ------
     TreeError
-        If the tree does not know the client.
+        If the tree does not have the client.
     """
     leaf = run.tree.node_for(client)
     for row in run.client_rows:
@@ -68,10 +72,10 @@ def served_node(run: Run, client: int) -> Node:
 
 
 def serves_mixtures(run: Run) -> bool:
-    """Return whether clients of a run are served with mixtures of all leaves' models.
+    """Return whether clients of a run are evaluated with mixtures of all leaves' models.
 
-    Their weights say so, and where a network has no weights, the method, if it is fedclade's or a
-    package's.
+    The clients' stored weights show it. If there are none, as in a network, the method decides, if
+    it is one of fedclade or of an installed package.
     """
     if any("mixture" in kept for kept in run.kept.values()):
         return True
@@ -80,12 +84,15 @@ def serves_mixtures(run: Run) -> bool:
 
 
 def client_mixture(run: Run, client: int) -> ClientMixture | None:
-    """Return the mixture that a client was served with; None if the run's clients are served with single models.
+    """Return the mixture with which a client was evaluated.
+
+    None if the run's clients are evaluated with single models.
 
     Raises
     ------
     RunError
-        If the run has no weights of the client, or does not say what its models' outputs are.
+        If the run has no weights of the client, has another number of weights than models, or does
+        not state the kind of its models' outputs.
     """
     if not serves_mixtures(run):
         return None

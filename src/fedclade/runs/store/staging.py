@@ -1,4 +1,4 @@
-"""Several files that appear together: all of them or none, also where the process that writes them is killed."""
+"""Writing of several files all or none, even if the writing process is killed."""
 
 from __future__ import annotations
 
@@ -11,29 +11,32 @@ from fedclade.runs.store.manifest import Lock
 Writer = Callable[[Path], object]
 
 _COMPLETE = "complete"
-"""Marker in the staging folder: all files have been written there, and are being moved to their places."""
+"""Marker file in the staging folder.
+
+It exists once all files have been written there, while they are moved to their places.
+"""
 
 
 def write_together(files: Mapping[Path, Writer], check: Callable[[], None]) -> None:
-    """Write new files that lie in one folder, the last of them as a sign that all are there.
+    """Write new files of one folder all or none.
 
     The files are written to a staging folder beside the last one, and moved to their places once
-    all are on the disk. What an earlier call for the same files left when its process was killed is
-    removed first.
+    all are on the disk. The existence of the last file shows that all files are there. Leftovers of
+    an earlier call for the same files whose process was killed are removed first.
 
     Parameters
     ----------
     files
-        How to write each file, by its path.
+        Function that writes each file, by the file's path.
     check
-        Raises an error if one of the files may not be written, such as since it exists already.
+        Raises an error if one of the files may not be written, for example because it exists.
 
     Raises
     ------
     FolderInUseError
         If another process is writing the same files.
     OSError
-        If a file cannot be written. None of them is left.
+        If a file cannot be written. None of the files is left.
     """
     *_, last = files
     staging = last.with_name(f".{last.name}.writing")
@@ -59,7 +62,7 @@ def write_together(files: Mapping[Path, Writer], check: Callable[[], None]) -> N
 
 
 def _clean_up(files: Mapping[Path, Writer], staging: Path) -> None:
-    """Remove what was written, unless all files have reached their places."""
+    """Remove the written files, unless all of them have reached their places."""
     *_, last = files
     if (staging / _COMPLETE).exists() and (staging / last.name).exists():
         for path in files:

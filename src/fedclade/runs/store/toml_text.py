@@ -1,4 +1,7 @@
-"""Configs as TOML text, also where ``tomli_w`` is not installed, as on a machine that runs the source tree alone."""
+"""Configs as TOML text, with and without the package ``tomli_w``.
+
+A machine that runs the source tree without installing it may lack that package.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,10 @@ from fedclade.runs.store.contents import without_unset
 
 
 def to_toml(config: Mapping[str, Any]) -> str:
-    """Return a config as TOML, without what is unset.
+    """Return a config as TOML, without unset values.
 
     ``tomli_w`` writes it. Without that package each top-level setting is written on one line, with
-    inline tables: it reads less well, but parses to the same config.
+    inline tables: this is harder to read, but parses to the same config.
     """
     table = without_unset(config)
     try:
@@ -43,5 +46,5 @@ def _inline(value: Any) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return text as a basic string of TOML: JSON's escapes are TOML's too, but JSON leaves DEL as it is."""
+    """Return text as a TOML string: JSON's escapes, and DEL, which JSON does not escape."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,7 +1,7 @@
-"""The parameter tree on disk: ``tree.json`` says what there is, ``tree.safetensors`` holds the vectors.
+"""Parameter tree on disk: ``tree.json`` describes the nodes, ``tree.safetensors`` has the vectors.
 
-With the layout of its model, which ``tree.json`` has too, a vector becomes the module's parameters
-again.
+``tree.json`` also has the layout of the model, by which a vector becomes the module's parameters
+again. Similarity matrices and the tensors that clients store have files of their own.
 """
 
 from __future__ import annotations
@@ -25,24 +25,27 @@ from fedclade.clustering import Similarity
 from fedclade.core import VECTORS, Layout, Node, ParameterTree, RunError, Slot, write_tensors
 from fedclade.runs.store.contents import check_ids, check_shape
 
-# Similarity matrices of a run, and the NPZ file that they are kept in.
+# Similarity matrices of a run, and the NPZ file that stores them.
 
 LARGEST_KEPT = 1000
-"""Similarity matrices of more clients are not kept: a picture of them shows nothing, and they fill the disk."""
+"""Largest number of clients whose similarity matrix is stored.
+
+A picture of a larger matrix shows nothing, and its file fills the disk.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class SimilarityMatrix:
     """Cosine similarities ``[n, n]`` of the updates of a cluster's clients ``[n]``."""
 
-    node: int
-    round: int  #: of the updates: for a cluster that was split, the last before
-    clients: tuple[int, ...]
-    alpha: Similarity
+    node: int  #: node of the cluster
+    round: int  #: round of the updates: for a cluster that was split, the last round before
+    clients: tuple[int, ...]  #: ids of the clients
+    alpha: Similarity  #: cosine similarities
 
 
 def write_similarities(path: Path, similarities: Sequence[SimilarityMatrix]) -> None:
-    """Write matrices into a new file."""
+    """Write similarity matrices into a new file."""
     arrays: dict[str, Any] = {}
     for s in similarities:
         key = f"{s.node}/{s.round}"
@@ -52,7 +55,10 @@ def write_similarities(path: Path, similarities: Sequence[SimilarityMatrix]) -> 
 
 
 def read_similarities(path: Path, nodes: int) -> tuple[SimilarityMatrix, ...]:
-    """Read the similarity matrices of a run whose tree has so many nodes; raises one of the errors of damaged files."""
+    """Read the similarity matrices of a run, whose tree has this number of nodes.
+
+    Raises one of the errors in :data:`DAMAGES` if the file is damaged.
+    """
     found: dict[int, SimilarityMatrix] = {}
     with zipfile.ZipFile(path) as arrays:
         for name in arrays.namelist():
@@ -75,7 +81,7 @@ def read_similarities(path: Path, nodes: int) -> tuple[SimilarityMatrix, ...]:
 
 
 def _read_array(arrays: zipfile.ZipFile, name: str) -> np.ndarray[Any, np.dtype[Any]]:
-    """Read one array of an NPZ file; a few kilobytes that would unpack to gigabytes are refused before."""
+    """Read one array of an NPZ file, after refusing files that unpack to gigabytes."""
     info = arrays.getinfo(name)
     if info.file_size > LARGEST_KEPT**2 * 8 + 4096:
         raise ValueError(
@@ -93,15 +99,15 @@ def _read_array(arrays: zipfile.ZipFile, name: str) -> np.ndarray[Any, np.dtype[
     return np.frombuffer(content.read(), dtype).reshape(shape)
 
 
-# What the clients of a simulated run keep for themselves, on disk: ``personal.safetensors``, by
-# client and name.
+# Tensors that the clients of a simulated run store, in the file ``personal.safetensors``, by client
+# and name.
 
 KEPT = "personal.safetensors"
-"""The file; there is none where clients keep nothing."""
+"""Name of the file; it does not exist if clients store nothing."""
 
 
 def write_kept(path: Path, kept: Mapping[int, Mapping[str, Tensor]], private: bool = False) -> None:
-    """Write what clients keep into a new file, if they keep anything."""
+    """Write the tensors that clients store into a new file, if there are any."""
     if kept:
         tensors = {
             f"{client}/{name}": t.cpu().clone()
@@ -112,9 +118,11 @@ def write_kept(path: Path, kept: Mapping[int, Mapping[str, Tensor]], private: bo
 
 
 def read_kept(path: Path, layout: Layout | None) -> dict[int, dict[str, Tensor]]:
-    """Read what clients keep, of models of a layout; raises one of the errors of damaged files.
+    """Read the tensors that clients store.
 
-    Weights of mixtures, float64, are as many as there are models.
+    Raises one of the errors in :data:`DAMAGES` if the file is damaged, for example if a tensor has
+    another size than the layout. The weights of a mixture, float64, are one for each model; their
+    number is not checked here.
     """
     kept: dict[int, dict[str, Tensor]] = {}
     lengths = (
@@ -147,20 +155,20 @@ DAMAGES = (
     ),
     *(zipfile.BadZipFile, zlib.error, SafetensorError),
 )
-"""What the readers of files raise when they meet something else than what was written."""
+"""Errors that readers of files raise if the content is not what was written."""
 
 _NODE = {
     **{"id": int, "parent": (int, None), "members": [int], "born": int, "split_in": (int, None)},
     "criteria": {...: (float, None)},
 }
-"""What ``tree.json`` has of a node; its tensors are in the other file, each if there is one."""
+"""Shape of a node in ``tree.json``; ``tree.safetensors`` has its tensors, as far as set."""
 _TENSORS = (*VECTORS, "cached")
 _DTYPES = (
     *("float16", "bfloat16", "float32", "float64", "complex64", "complex128", "bool"),
     *("uint8", "int8", "int16", "int32", "int64"),
 )
 FROZEN = "frozen/"
-"""How the names of frozen parameters begin in ``tree.safetensors``."""
+"""Prefix of the names of frozen parameters in ``tree.safetensors``."""
 _SLOT = {"name": str, "shape": [int], "dtype": str}
 _FULL = {"parameters": [_SLOT], "buffers": [_SLOT]}
 _LAYOUT = {"dtype": str, **_FULL, "tied": {...: str}, "frozen?": [str], "full?": _FULL}
@@ -173,10 +181,21 @@ def write_tree(
     private: bool = False,
     members: Mapping[int, str] | None = None,
 ) -> None:
-    """Write a tree, and where its vectors' entries belong if that is known, into a new folder.
+    """Write a tree into a new folder.
 
-    Whether the models are ``private``, see :func:`fedclade.core.files.write_tensors`. Of the nodes
-    named in ``members`` it says only in which file these are.
+    Parameters
+    ----------
+    tree
+        The tree.
+    folder
+        Folder to make.
+    layout
+        Layout of the entries of its vectors, to be written too; None if it is not known.
+    private
+        Whether only the owner may read the models, see :func:`fedclade.core.files.write_tensors`.
+    members
+        For nodes whose members are in a separate file, the name of that file; only the name is
+        written here.
     """
     folder.mkdir()
     tensors: dict[str, Tensor] = {}
@@ -200,9 +219,19 @@ def write_tree(
 
 
 def read_tree(folder: Path, members: Callable[[str], list[int]] | None = None) -> ParameterTree:
-    """Read a tree; a RunError if its files are missing or do not belong together.
+    """Read a tree.
 
-    ``members`` reads those of a node from the file that they were written to.
+    Parameters
+    ----------
+    folder
+        Folder of the tree.
+    members
+        Reads the members of a node from the separate file of this name; None if no node has one.
+
+    Raises
+    ------
+    RunError
+        If files are missing, damaged, or do not belong together.
     """
     try:
         described = json.loads((folder / "tree.json").read_text())
@@ -223,7 +252,13 @@ def read_tree(folder: Path, members: Callable[[str], list[int]] | None = None) -
 
 
 def read_layout(folder: Path) -> Layout | None:
-    """Read where the entries of a tree's vectors belong; None if that was not written, a RunError if it is damaged."""
+    """Read the layout of the entries of a tree's vectors; None if it was not written.
+
+    Raises
+    ------
+    RunError
+        If it is damaged.
+    """
     try:
         described = json.loads((folder / "tree.json").read_text())
         check_shape(described, {"layout?": _LAYOUT}, "tree.json")
@@ -242,7 +277,7 @@ def _node(described: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Node:
 
 
 def _check_tree(tree: ParameterTree) -> None:
-    """Check that nodes stand in the order of their ids, parents before children, and that their tensors fit."""
+    """Check that nodes are in the order of their ids, parents first, and their tensors fit."""
     if not tree.nodes:
         raise ValueError("there is no root")
     size = tree.nodes[0].params.shape
