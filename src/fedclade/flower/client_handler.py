@@ -442,8 +442,8 @@ class ClientHandler:
         Raises
         ------
         FedcladeError
-            If there is no reply, with the reason, such as a rule of the client's policy. Errors of a
-            private client have no details, which are logged instead.
+            If there is no reply, with the reason, such as a rule of the client's policy. Errors of
+            a private client have no details, which are logged instead.
         """
         if not self._is_private:
             return self._answer(content, state, key)
@@ -583,7 +583,7 @@ class ClientHandler:
         )
 
     def _reported_size(self, count: int) -> int:
-        """Return the number of training examples that the client reports; if closed, a size class."""
+        """Return the number of training examples to report; of a closed client, a size class."""
         return size_class(count) if self._is_closed else count
 
     def _initial(self, content: Content) -> RecordDict:
@@ -619,8 +619,8 @@ class ClientHandler:
     ) -> Updates:
         """Train, or compute a gradient, as a query requests; return one update.
 
-        Updates from splits of the data are compared by a ``sketch``, or entirely without one. What is
-        compared is appended to the update.
+        Updates from splits of the data are compared by a ``sketch``, or entirely without one. What
+        is compared is appended to the update.
         """
         examples = self._reported_examples
         labels = self._federation.pool.schema.labels
@@ -666,11 +666,11 @@ class ClientHandler:
         sketch = self._sketch(content) if in_parts and content.get("what", str) == "train" else None
         updates = self._trained(content, state, sketch)
         mixture = models_of_mixture(content)
-        # A closed client withholds its loss: it depends on the training data, and neither a mask
-        # nor noise would hide it.
+        # A closed client withholds the loss of a model that it stores: it depends on the training
+        # data, and no mask hides it.
         loss = math.nan if self._is_closed else float(updates.losses[0])
-        # The error feedback of a lossy encoding is for updates only. From several replicates the
-        # vector has signatures after the update, so it is encoded exactly.
+        # With several replicates the vector has signatures after the update, so it is encoded in
+        # float32.
         residuals = self._residuals if content.values["replicates"] == 1 else self._exact
         sizes = updates.required_deltas.shape[1], updates.n_parameters
         names = list(map(str, range(mixture))) or ["model"]
@@ -727,7 +727,7 @@ class ClientHandler:
         )
 
     def _signs(self, content: Content, count: int, state: RecordDict | None) -> SignSketch:
-        """Return the sketch of a masked update and its splits, after counting ``count`` uses of it."""
+        """Return the sketch of a masked update and its splits; count its ``count`` uses first."""
         seed = content.get("seed", int)
         permuted = self._permutation is not None
         dim = content.get("dim", int)
@@ -773,7 +773,10 @@ class ClientHandler:
         return wire.record({name: values.tolist() for name, values in lists.items()})
 
     def _choose(self, content: Content) -> RecordDict:
-        """Choose the model with the lowest training loss; a model that diverged has an infinite loss."""
+        """Choose the model with the lowest training loss.
+
+        The loss of a model that diverged is infinite.
+        """
         count = len(content.vectors)
         if not count:
             raise UpdateError("asked to choose from no model")

@@ -422,7 +422,7 @@ class GridClients(Workers):
         left_out: dict[int, str] = {}
         if (
             split != "train"
-        ):  # scores on training data shape a round, so the client itself must refuse them
+        ):  # algorithms use scores on training data, so clients report a refusal themselves
             for client in [
                 client for client in contents if not self._registry.discloses_scores(client)
             ]:

@@ -131,7 +131,10 @@ class SavedClients:
 
 
 REGISTRATION_SECONDS = 600.0
-"""Seconds that a node has to register. The run goes on meanwhile; the node joins in a later round."""
+"""Seconds that a node has to register.
+
+The run does not wait for the node, which takes part from the next round.
+"""
 
 # Seconds until a refused node is requested to register again: its problem may have been solved.
 RETRY_AFTER = 30.0
@@ -275,7 +278,10 @@ class NodeRegistry:
 
     @property
     def columns(self) -> Mapping[str, object]:
-        """Names of inputs and labels, and mean and deviation of scaled inputs, for users of a model."""
+        """Names of inputs and labels, and mean and deviation of scaled inputs.
+
+        Users of a model need them.
+        """
         found: dict[str, object] = {}
         if self.agreed is not None:
             names = {"columns": self.agreed.encoded_names, "labels": self.agreed.label_names}
@@ -286,7 +292,7 @@ class NodeRegistry:
 
     @property
     def newcomers(self) -> float:
-        """Limit on newcomers at one time, as a share of the other clients; infinity if unlimited."""
+        """Limit on newcomers at one time, as a share of the other clients; infinity if none."""
         return self._limit.share
 
     @property
@@ -390,7 +396,7 @@ class NodeRegistry:
             self._admit(self._with_room())
 
     def _with_room(self) -> list[Registration]:
-        """Return the waiting registrations that the limit on newcomers admits, in order of arrival."""
+        """Return the waiting registrations that the limit on newcomers admits, oldest first."""
         room = self._limit.room(self._round, self._registered, self._connected)
         if room is None:
             return self._waiting
@@ -428,8 +434,8 @@ class NodeRegistry:
     def wait_for_any(self, seconds: float) -> bool:
         """Update the connected clients during a round, and return whether any is connected.
 
-        If none is connected, wait for up to ``seconds``. Once one has reconnected, give the others a
-        short time to reconnect, too.
+        If none is connected, wait for up to ``seconds``. Once one has reconnected, give the others
+        a short time to reconnect, too.
         """
         self.refresh()
         if self.connected:
@@ -474,7 +480,7 @@ class NodeRegistry:
         self._admit([one for one in self._waiting if one.number in self._registered])
 
     def _read_introduction(self, answer: Content, node: int) -> None:
-        """Read the registration of a client, or the schema that it proposes before it can register."""
+        """Read a client's registration, or the schema that it proposes before registration."""
         if "proposal" not in answer.values:
             registration = Registration.read(answer, node)
             if self.agreed is not None and registration.encoding != self.agreed.digest:
@@ -531,7 +537,8 @@ class NodeRegistry:
         Raises
         ------
         RunError
-            If the file is damaged, or if the clients agreed on another schema than the declared one.
+            If the file is damaged, or if the clients agreed on a schema that differs from the
+            declared one.
         """
         saved = SavedClients.load(folder)
         if saved is None:
