@@ -215,9 +215,9 @@ class Network:
     secure_fewest
         Smallest number of clients in a sum; smaller clusters keep their model.
     secure_colluders
-        Number of clients of a sum that may collude with the server, which then still learns only
-        the sum of the other clients. More than half of all clients and colluders together must
-        stay connected, or the sum is lost.
+        Number c of clients of a sum that may collude with the server, which then still learns only
+        the sum of the other clients. More than (n + c) / 2 of the n clients must stay connected, or
+        the sum is lost.
     secure_neighbours
         Number of other clients to which each client deals shares of its secrets, in sums of more
         than 64 clients; 0 for all.

@@ -102,7 +102,10 @@ def server_app(
 
 
 def app_of(run: Callable[[Grid, Context], tuple[Run, Path | None]]) -> ServerApp:
-    """Return a ServerApp around a function that runs a federation and returns the run and its folder."""
+    """Return a ServerApp around a function that runs a federation.
+
+    The function returns the run and its folder.
+    """
     app = ServerApp()
 
     @app.main()
@@ -137,7 +140,10 @@ def print_round(row: Row, tree: ParameterTree) -> None:
 
 
 SIMULATED = ("faults", "newcomers", "presence", "adversary")
-"""Sections of a config for simulations only: in a network clients fail, join and leave by themselves."""
+"""Sections of a config for simulations only.
+
+In a network clients fail, join and leave by themselves.
+"""
 
 LISTS = (
     "data.inputs",
@@ -580,7 +586,7 @@ def _confine_paths(run_config: dict[str, Any], folder: str | None, own_files: ob
 
 
 def _data_folder(folder: str | None, path: str, rule: str) -> Path:
-    """Return a node's data folder; a DataError, which begins with a rule, if a path leads out of it."""
+    """Return a node's data folder; a DataError, which begins with a rule, if a path leaves it."""
     if folder is None or Path(path).is_absolute() or ".." in Path(path).parts:
         raise DataError(
             f"{rule} inside a node's data folder ({folder or 'no data-dir in the node config'}), "
@@ -592,8 +598,8 @@ def _data_folder(folder: str | None, path: str, rule: str) -> Path:
 def budget_of(context: Context) -> Budget | None:
     """Return a client's privacy budget; None if its node config has no ``epsilon``.
 
-    The budget is ``epsilon`` at ``delta`` (1e-5 if unset) in the node config. It is for the client with
-    all its data, or for each of its examples if ``level`` is ``example``.
+    The budget is ``epsilon`` at ``delta`` (1e-5 if unset) in the node config. It is for the client
+    with all its data, or for each of its examples if ``level`` is ``example``.
 
     Both numbers are the client's to choose. If δ were in the run's config, its author could set it
     near 1, at which any number of releases costs almost no ε.
@@ -623,8 +629,8 @@ def _load(
 ) -> Federation | TableSource:
     """Return the tables of one client, or the federation of all clients with data here.
 
-    The data is encoded by the declared schema. A process that is many clients in turn, as in Flower's
-    simulation, loads it once.
+    The data is encoded by the declared schema. A process that is many clients in turn, as in
+    Flower's simulation, loads it once.
     """
     config = RunConfig.read(dict(items)).config
     if "files" not in config.data:

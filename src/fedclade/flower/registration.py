@@ -155,7 +155,7 @@ def read_schema(kept: Mapping[str, Any]) -> DataSpec:
 
 
 def _number(content: Content, name: str) -> int | None:
-    """Return a number of a client or a cluster; None for a negative one, as messages have no null."""
+    """Return a number of a client or a cluster; None for a negative one: messages have no null."""
     number = content.get(name, int)
     if number > LARGEST_NUMBER:
         raise UpdateError(f"{name} {number}, expected at most {LARGEST_NUMBER}")

@@ -295,8 +295,8 @@ def read_scores(
 def _read_closed_scores(content: Content, models: int, metrics: Sequence[Metric]) -> list[Scores]:
     """Check and read the scores of a client that reports only one number for each model.
 
-    Its scores by other metrics are NaN. It counts as one example, since it does not report its number
-    of examples.
+    Its scores by other metrics are NaN. It counts as one example, since it does not report its
+    number of examples.
     """
     scores = content.values.get("scores")
     if (
