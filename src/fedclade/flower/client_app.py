@@ -52,7 +52,7 @@ class _LyingToServer(Lying):
     def claims(self, this_round: Round) -> int | None:
         """Return the number of examples that an adversary claims; None for the truth.
 
-        For equal splits it is the truth, since the server knows the number of examples that it requested.
+        For equal splits it is the truth: the server knows the number of examples in its request.
         """
         return None if this_round.part_size else super().claims(this_round)
 
@@ -107,7 +107,10 @@ class LyingHandler(ClientHandler):
     def answer(
         self, content: Content, state: RecordDict | None = None, key: Key | None = None
     ) -> RecordDict:
-        """Return the reply to a query, which may be false from some round on; see :class:`ClientHandler`."""
+        """Return the reply to a query; from some round on it may be false.
+
+        See :class:`ClientHandler` for the parameters.
+        """
         if "round" in content.values:
             self._lying.begin(content.get("round", int))
         return super().answer(content, state, key)

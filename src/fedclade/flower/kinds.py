@@ -143,7 +143,7 @@ def check_travels(query: type[RowQuery]) -> None:
     Raises
     ------
     ConfigError
-        If it lacks a required declaration, or messages use the name of one of its fields themselves.
+        If it lacks a required declaration, or a field has a name that messages use themselves.
     """
     check_kind(query)
     if (name := query.reply_name or query.kind) in RESERVED | {"round"}:
@@ -183,13 +183,13 @@ def load_installed(names: Iterable[str]) -> None:
 
 
 def allowable() -> tuple[str, ...]:
-    """Return the names that a policy may allow, without repetition, in the order of the table."""
+    """Return the names that a policy may allow, each once, in the order of the table."""
     names = [kind.allowed_as for kind in KINDS.values() if kind.allowed_as]
     return tuple(dict.fromkeys([*names, *installed("queries")]))
 
 
 def disclosures() -> tuple[str, ...]:
-    """Return the names that a policy may disclose, without repetition, in the order of the table."""
+    """Return the names that a policy may disclose, each once, in the order of the table."""
     declared = [kind.query.discloses for kind in KINDS.values() if kind.query is not None]
     return tuple(
         dict.fromkeys([SKETCH, *(name for name in declared if name and name not in ALWAYS)])

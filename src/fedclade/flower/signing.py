@@ -202,9 +202,9 @@ def secret_digest(secret: str) -> str:
 def secret_model(make: Maker, layout: Layout, seed: int, number: int = 0) -> Tensor:
     """Return the initial model ``[S]`` that clients draw from their shared secret ``seed``.
 
-    The entries of each parameter are shuffled. The reason is that torch draws a model from 32 bits, so
-    few that a server could try all seeds, and a party that knows every entry of a model θ can see from
-    P·θ where the permutation P puts it.
+    The entries of each parameter are shuffled. The reason is that torch draws a model from 32 bits,
+    so few that a server could try all seeds, and a party that knows every entry of a model θ can
+    see from P·θ where the permutation P puts it.
 
     Parameters
     ----------
@@ -305,7 +305,10 @@ def verified(answer: RecordDict, request: Request) -> Content:
 
 
 def unsigned(answer: RecordDict, message: Message) -> RecordDict:
-    """Return a refusal with only the nonce of its request, from a client that cannot read its key."""
+    """Return a refusal with only the nonce of its request.
+
+    It is for a client that cannot read its key, and so cannot sign.
+    """
     record = message.content.get(_REQUEST)
     return (
         RecordDict({**answer, _SIGNATURE: record}) if isinstance(record, ConfigRecord) else answer

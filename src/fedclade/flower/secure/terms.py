@@ -195,7 +195,10 @@ class Terms:
         )
 
     def graph(self, members: int, insisting: int) -> Graph:
-        """Return the rule for dealing shares among ``members``, of which ``insisting`` want sums."""
+        """Return the rule for dealing shares on a list of clients.
+
+        ``members`` is the number of clients on the list, and ``insisting`` of them insist on sums.
+        """
         return Graph.of(members, suspects(members, insisting, self.colluders), self.neighbours)
 
     def quorum(self, members: int, insisting: int) -> int:
