@@ -228,7 +228,7 @@ def client_app(
             node["policy"], privacy is not None or budget is not None, by_example
         )
         federation = _federation(sharing.encode(partial(data_fn, context)))
-        # The vocabulary of texts is checked when the client proposes it, so it counts as agreed here.
+        # The vocabulary of texts is checked when the client proposes it: here it counts as agreed.
         check_inputs_apart(privacy, federation, agreed=True)
         if agreed is not None:
             federation = sharing.encode(partial(encode_federation, federation, agreed))

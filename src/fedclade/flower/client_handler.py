@@ -238,7 +238,10 @@ def _step_ledger(folder: Path, budget: Budget) -> StepLedger:
 
 
 class Trainer:
-    """Worker that trains and evaluates one client; rebuilt when the statistics of all clients change.
+    """Trainer and evaluator of one client, with its own SimulatedClients.
+
+    It rebuilds its :class:`~fedclade.training.SimulatedClients` when the statistics of all clients
+    change.
 
     Columns with means were scaled by the means of the clients whose data is on this machine. The
     other clients are elsewhere, so scaled columns need the statistics of all clients. Balanced

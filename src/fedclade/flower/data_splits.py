@@ -85,7 +85,7 @@ class DataSplit:
         return self.replicates - 1 + (self.remainder > 0)
 
     def resembles(self, other: DataSplit) -> bool:
-        """Return whether both have the same number and size of parts, of the same number of examples."""
+        """Return whether both have the same number and size of parts, and number of examples."""
         return replace(self, seed=other.seed, number=other.number) == other
 
     def parts(self, key: int) -> list[NDArray[np.int64]]:

@@ -105,7 +105,7 @@ KINDS: dict[str, Kind] = {
 """
 
 SKETCH = "sketch"
-"""Name in a policy for the signs of a sketch, which leave unmasked together with a masked update."""
+"""Name in a policy for the signs of a sketch, which leave unmasked with a masked update."""
 
 ALWAYS = ("update", "nothing")
 """Values of a query's ``discloses`` that a policy need not name.

@@ -40,8 +40,8 @@ class LocalNode:
 class LocalGrid(Grid):
     """Flower's grid protocol without a network.
 
-    Every message passes through Flower's own serialisation. A node replies when its reply is pulled,
-    one node after the other, so only one reply at a time takes memory.
+    Every message passes through Flower's own serialization. A node replies when its reply is
+    pulled, one node after the other, so only one reply at a time takes memory.
 
     Parameters
     ----------

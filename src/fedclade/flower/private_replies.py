@@ -61,7 +61,7 @@ class ErrorShield(Middleware):
     key: int
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
-        """Return the client's update, or zeros if training fails for a reason that may be its data."""
+        """Return the client's update, or zeros if training fails for a reason that may be data."""
         try:
             return ask(query)
         except (ConfigError, UpdateError):
@@ -91,9 +91,9 @@ class ErrorShield(Middleware):
 def without_details(error: Exception) -> FedcladeError:
     """Return the error that a private client reports to the server in place of another error.
 
-    There are only four texts, except for the texts of a ConfigError and of a NotDisclosedError, which
-    depend on the query and on settings alone. All other texts may contain numbers that were counted or
-    computed from the client's data.
+    There are only four texts, except for the texts of a ConfigError and of a NotDisclosedError,
+    which depend on the query and on settings alone. All other texts may contain numbers that were
+    counted or computed from the client's data.
     """
     if isinstance(error, ConfigError | NotDisclosedError):
         return error

@@ -21,7 +21,7 @@ FILE = "sketches.json"  # in the client's folder
 
 @dataclass(frozen=True)
 class Projection:
-    """Projection of updates: its seed, its dimension R, and patterns of the projected parameters."""
+    """Projection of updates: seed, dimension R, and patterns of the projected parameters."""
 
     seed: int
     dim: int
