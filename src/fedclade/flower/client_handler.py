@@ -396,7 +396,7 @@ class ClientHandler:
         self._scores = self._closed_scores(budget) if self._is_closed else None
 
     def _closed_scores(self, budget: Budget | None) -> ClosedScores | None:
-        """Return how the client reports scores; None if its policy does not disclose them.
+        """Return the mechanism for reporting scores; None if the policy does not disclose them.
 
         Raises
         ------
@@ -501,6 +501,7 @@ class ClientHandler:
         self._check_disclosed(kind, content)
         rows = entry.row_query
         answered = answers[kind] if rows is None else partial(self._row, rows)
+        # A request of the stage "masked" contains a training request, with the same rules and cost.
         if kind == "masked":
             kind = "train"
             content = training_of(content)
@@ -510,11 +511,14 @@ class ClientHandler:
             self._trainer.take(content.values)
         # Count the query before anything is computed: one that fails half-way must not be free.
         cost = cost_of(kind, content, is_closed=self._is_closed)
+        # Training without noise is a function of the query, so a repeated query for replicates
+        # reveals nothing new and is free. Every reply with noise is a new release.
         is_exact = whole.values["what"] == "train" and not self._is_private
         is_repeated = is_exact and self._splits.is_repeated(content, state)
         if cost != Usage() and not is_repeated:
             self._usage_log.book(cost, self._check_usage, state)
         keeps = uses_kept(kind, content, bool(self._layout.personal))
+        # A reply that uses stored data is not a function of the query alone.
         if is_exact and not is_repeated and not keeps:
             self._splits.remember(content, state)
         if keeps:
@@ -622,8 +626,8 @@ class ClientHandler:
     ) -> Updates:
         """Train, or compute a gradient, as a query requests; return one update.
 
-        Updates from splits of the data are compared by a ``sketch``, or entirely without one. What
-        is compared is appended to the update.
+        Updates from splits of the data are compared by a ``sketch``, or entirely without one. The
+        compared values are appended to the update.
         """
         examples = self._reported_examples
         labels = self._federation.pool.schema.labels

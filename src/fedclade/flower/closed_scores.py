@@ -82,6 +82,7 @@ class ClosedScores:
         noisy: list[float] = []
         for score, number in zip(exact, normal, strict=True):
             held = score if 0 <= score <= 1 else 0.0  # 0 for NaN, too
+            # Rounding and clipping follow the noise, so they reveal nothing more.
             noisy.append(self._rounded(min(1.0, max(0.0, held + self.noise.deviation * number))))
         return noisy
 

@@ -121,6 +121,8 @@ def largest_shares(splits: Sequence[DataSplit], key: int, examples: int) -> NDAr
             column = np.zeros(examples)
             column[part] = 1.0
             columns.append(column)
+    # Indicators may be linearly dependent, such as the parts of a split and the sum over all
+    # examples. Left singular vectors with nonzero singular values are a basis of their span.
     basis, strengths, _ = np.linalg.svd(np.stack(columns, axis=1), full_matrices=False)
     basis = basis[:, strengths > 1e-9 * strengths[0]]
     return (basis**2).sum(1)

@@ -110,7 +110,7 @@ class HttpInbox(Inbox):
         super().__init__(grid)
         self._http = grid
         self._incoming: dict[str, tuple[str, ObjectTree]] = {}
-        """Id and object tree of each reply, by its request. Its objects may not have arrived yet."""
+        """Id and object tree of each reply, by request. Its objects may still be in transit."""
 
     def read(self, pending: Mapping[str, int]) -> Iterator[tuple[str, Message | str]]:
         """Yield the replies that have arrived, each with the id of its request.

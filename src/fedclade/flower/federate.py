@@ -439,6 +439,7 @@ def federate(
     limits = settings.aggregate.limits(untrusted=True, **of_network)
     secure = None
     if network.secure_aggregation and network.secure_norm is not None:
+        # The server cannot shorten an update in a sum: its client clips it, to a norm by round.
         weights_alone = replace(limits, largest_norm=math.inf, clip_above=math.inf)
         secure = SecureAggregation(
             network.rules,
@@ -476,6 +477,7 @@ def federate(
         matching=MatchingParts(parted_by),
         opposing=OpposingUpdates(settings.aggregate.byzantine) if opposed and not streams else None,
     )
+    # Middleware on single updates needs updates that the server can see.
     middleware = [Timing(meter), *([retrying] if is_secure else arrival)]
     if registry.secret and not finish:
         # The server knows models drawn from its own seed, so those would be no secret.

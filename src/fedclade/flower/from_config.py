@@ -381,7 +381,15 @@ def _network(section: Mapping[str, Any]) -> tuple[Network, AppSettings]:
 
 
 def server_app_from_config(callbacks: Sequence[Callback] = ()) -> ServerApp:
-    """Make a ServerApp with the settings of the run config; see :func:`client_app_from_config`."""
+    """Make a ServerApp with the settings of the run config.
+
+    See :func:`fedclade.flower.client_app_from_config` for the clients' side.
+
+    Parameters
+    ----------
+    callbacks
+        Callbacks of the run, see :func:`fedclade.simulate`.
+    """
 
     def run(grid: Grid, context: Context) -> tuple[Run, Path]:
         read = RunConfig.read(context.run_config)

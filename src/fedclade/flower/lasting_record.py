@@ -1,6 +1,6 @@
-"""Records that a client stores for its lifetime, such as the data that has left it.
+"""Records that a client stores for its lifetime, such as counts of the replies that have left it.
 
-By them a client decides what may not leave it again.
+A client uses them to decide whether a further reply may leave.
 """
 
 from __future__ import annotations

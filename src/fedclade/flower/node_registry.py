@@ -361,6 +361,7 @@ class NodeRegistry:
         logged = -1
         late = False
         while True:
+            # After the waiting time, admit all registered clients, so that the error counts them.
             self.update(1 if late else count)
             here = len(self.connected)
             if here >= count:
@@ -580,8 +581,10 @@ class NodeRegistry:
         self._pending |= pending
 
     def _admit(self, some: Sequence[Registration]) -> None:
+        """Admit registrations that fit the other clients, and refuse the others."""
         if not some:
             return
+        # The majority determines the common values, so a misconfigured client excludes only itself.
         (most, _), *_ = Counter(one.kind for one in some).most_common(1)
         common = self._common or self._settle(next(one for one in some if one.kind == most))
         # Sort by number: results should not depend on the order of arrival.

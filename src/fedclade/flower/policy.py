@@ -134,8 +134,8 @@ _KIND = RecordKind(
 QUERIES = allowable()
 """Kinds of queries about a client's data, which need its permission."""
 
-# Number of parameters for each direction whose sign may leave unmasked with an update: D /
-# CLEAR_SHARE directions at most, see :class:`Policy`.
+# D / CLEAR_SHARE is the largest number of directions in which signs of updates with D parameters
+# may leave unmasked, see ``max_clear`` of :class:`Policy`.
 CLEAR_SHARE = 2
 EXAMPLES_AN_EQUATION = 8  # training examples for each equation: see :class:`Policy`
 MOST_EQUATIONS = 64  # unless max_partings is set: checking all equations takes time
@@ -614,7 +614,7 @@ class Policy:
     def check_share(self, share: float, besides: float = 0.0) -> None:
         """Check the largest share of one example in a combination of sums over splits.
 
-        Shares are shares of squared weights. The limit is larger by ``besides``.
+        Shares refer to squared weights. ``besides`` is added to the limit.
         """
         most = max(LARGEST_SHARE, 2 / self.min_part) + besides
         if share > most:

@@ -151,6 +151,7 @@ def _make(path: Path) -> None:
             file.write(private.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
             file.flush()
             os.fsync(file.fileno())
+        # Unlike a rename, a link fails if the file exists, so it replaces no key.
         os.link(beside, path)
     except FileExistsError:
         return

@@ -53,7 +53,7 @@ class Norms:
         )
 
     def within(self, largest: Norms) -> Norms:
-        """Return the norms, none of them above the largest or below 1 % of it."""
+        """Return the norms, each between a hundredth of the largest and the largest."""
         return Norms(
             _within(self.parameters, largest.parameters), _within(self.buffers, largest.buffers)
         )

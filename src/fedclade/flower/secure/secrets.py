@@ -191,6 +191,7 @@ class Numbers:
         if not contribution.is_usable:
             return _modulo(np.concatenate([np.zeros(self.length - TAIL, np.int64), tail]))
         share = min(contribution.examples, self.largest_weight) / self.largest_weight
+        # At least 1, as only a contribution that is not usable has weight 0.
         tail[WEIGHT] = max(1, round(share * self.weight_steps))
         weight = (
             float(tail[WEIGHT]) / self.weight_steps
@@ -215,6 +216,7 @@ class Numbers:
         RejectedSumError
             If honest clients cannot have made the sum.
         """
+        # Extend the sign of 24-bit numbers: those from 2²³ on are negative.
         signed = (total << np.uint32(32 - BITS)).view(np.int32).astype(np.int64) >> (32 - BITS)
         tail = signed[-TAIL:]
         entries = signed[:-TAIL]

@@ -79,6 +79,7 @@ def _robust_mean(sums: Sequence[ClusterSum], n_parameters: int, rule: Aggregatio
     # The rule "mean" is replaced by the median: a malicious client can turn the mean of m means by
     # 1/m of what it can do to the mean of its own sum.
     how = replace(rule, rule="median") if rule.rule == "mean" else rule
+    # In the rule every sum has the same weight, regardless of its clients' examples.
     alike = torch.ones(len(sums), dtype=torch.float64)
     as_updates = Updates(
         ids=tuple(range(len(sums))),
