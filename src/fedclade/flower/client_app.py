@@ -171,8 +171,8 @@ def client_app(
     The settings of one client alone are in its node config:
 
     - ``folder``, for data that must survive a restart;
-    - ``secret-file``, the secret that clients share and the server does not know, by which models
-      and updates in messages are permuted (CFL eqs. 45, 46);
+    - ``secret-file``, the secret that clients share and the server does not know, by which all
+      models and updates in messages are permuted (CFL eqs. 45, 46);
     - ``partition-id``, the client's number for the server, if it has one;
     - ``peers-file``, a list of the other clients' keys in the format of ``network.keys``;
     - the fields of the client's policy, which limits the server's queries

@@ -199,7 +199,8 @@ class SplitLog:
     def is_repeated(self, content: Content, state: RecordDict | None = None) -> bool:
         """Return whether a query for replicates was counted before.
 
-        Training is a function of the query, so the reply is the same and reveals nothing new.
+        Training is a function of the query, so the reply is the same as before and reveals nothing
+        new.
         """
         if not _is_in_parts(content):
             return False

@@ -159,7 +159,7 @@ LISTS = (
 
 DATA_KEYS = frozenset(
     {
-        # of data sets that are divided among clients
+        # keys of data sets that are divided among clients
         *(
             "name",
             "clients",
@@ -170,7 +170,7 @@ DATA_KEYS = frozenset(
             "validation_fraction",
         ),
         *("test_samples", "test_fraction", "scaling", "augment", "drift", "views"),
-        # of single data sets
+        # keys of single data sets
         *(
             "characters",
             "task",
@@ -181,7 +181,7 @@ DATA_KEYS = frozenset(
             "beta",
             "max_samples",
         ),
-        # of partitions and shifts
+        # keys of partitions and shifts
         *(
             "tests",
             "labels_per_client",
@@ -192,7 +192,7 @@ DATA_KEYS = frozenset(
             "sigma",
         ),
         *("strength", "kind", "level", "owners"),
-        # of clients' own files
+        # keys of clients' own files
         *(
             "files",
             "folder",

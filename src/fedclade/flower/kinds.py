@@ -78,7 +78,7 @@ class Kind:
 
 
 def kind_of_rows(query: type[RowQuery]) -> Kind:
-    """Return the kind of a class of row queries."""
+    """Return the kind of query of a class of row queries."""
     return Kind(query=query, allowed_as=query.kind, takes_sums=True)
 
 

@@ -142,7 +142,7 @@ RETRY_AFTER = 30.0
 REFRESH_EVERY = 0.5
 # Seconds between two updates of the connected nodes, while replies are awaited.
 REFRESH_MEANWHILE = 3.0
-# Once one client has reconnected, the others have 1/30 of the waiting time to reconnect, too.
+# Once one client has reconnected, the others have a 30th of the waiting time to reconnect, too.
 GATHERING = 30
 
 _log = logging.getLogger(__name__)

@@ -100,7 +100,7 @@ def too_few_insist(lacking: Sequence[int], min_honests: Mapping[int, int], collu
 
 @lru_cache(maxsize=256)
 def fewest_needed(clients: int, colluders: int, holders: int) -> int | None:
-    """Return t, the least number of shares for which honest clients stay together; None if none is.
+    """Return t, the least number of shares that keeps honest clients together; None if none does.
 
     It is the least t with :func:`log2_risk` of at most −64.
     """
