@@ -85,9 +85,9 @@ from fedclade.training import default_memory, float32_products, memory_bytes, sm
 def drawn_by_clients(clients: GridClients, count: int) -> Tensor:
     """Return the initial models ``[count, S]`` that clients draw from their shared secret.
 
-    All honest clients draw the same models. Each client is first requested for a digest of its
-    draw. One client of the largest group with equal digests is then requested for the models
-    themselves, so a client that draws other models has no influence.
+    All honest clients draw the same models. Each client first sends a digest of its draw. One
+    client of the largest group with equal digests is then requested to send the models themselves,
+    so a client that draws other models has no influence.
 
     Raises
     ------
@@ -227,8 +227,8 @@ class Network:
         twice the root mean square of the norms of earlier sums, and never above this value.
     secure_parts
         Number of disjoint sums into which the clients of a cluster are dealt, if the cluster has
-        enough clients: 1, or at least 3. A malicious client can change the mean of its sum
-        arbitrarily; three or more sums are combined by a robust mean, ``aggregate.rule``, or by
+        enough clients: 1, or at least 3. A malicious client can turn the mean of its sum to any
+        direction; three or more sums are combined by a robust mean, ``aggregate.rule``, or by
         their median.
 
     Raises
@@ -354,7 +354,8 @@ def federate(
     ConfigError
         If an argument is out of range or a name is unknown.
     ModelError
-        If the model cannot be built for the clients' data.
+        If the model cannot be built for the clients' data, or has another structure than the
+        clients' model.
     UpdateError
         If too few clients connect in time, or no client replies in a round.
     RunError, CheckpointError

@@ -183,8 +183,8 @@ class Numbers:
     def encode(self, contribution: Contribution) -> Masked:
         """Return a client's contribution as whole numbers ``[length]``.
 
-        A contribution that is not usable becomes zeros with weight 0. The masked vector looks like any
-        other, since whether training diverged depends on the client's data.
+        A contribution that is not usable becomes zeros with weight 0. The masked vector looks like
+        any other, since whether training diverged depends on the client's data.
         """
         tail = np.zeros(TAIL, np.int64)
         tail[:CHECKS] = 1
