@@ -490,7 +490,7 @@ class NodeRegistry:
             return
         number, proposal = read_proposal(answer)
         if self.agreed is not None:
-            # The node was requested before clients agreed on a schema. The next request to register
+            # The request was sent before clients agreed on a schema. The next request to register
             # has the agreed schema.
             return
         if self.settled:
