@@ -1,7 +1,7 @@
-"""Clustered federated learning over a network, on Flower: the algorithms of a simulation, unchanged.
+"""Clustered federated learning over a network, with Flower and the algorithms of a simulation.
 
-The server's clients, the client's answers, and the messages between them. Only the command line may
-import it.
+The package has the server's side, the client's side, and the messages between them. In fedclade,
+only the command line may import it.
 
 >>> from fedclade.flower import client_app, server_app  # doctest: +SKIP
 >>> server = server_app("cfl", "mlp", rounds=20, folder="runs/federation")  # doctest: +SKIP
@@ -44,7 +44,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import the local grid when it is needed: it is made of parts of Flower that may move, and no app needs it."""
+    """Import the local grid on first use.
+
+    It needs parts of Flower that may change, and no app needs it.
+    """
     if name in ("LocalGrid", "LocalNode"):
         from fedclade.flower import local_grid
 

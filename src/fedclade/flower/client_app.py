@@ -1,4 +1,4 @@
-"""A Flower ``ClientApp`` around one client's data."""
+"""Flower ``ClientApp`` for one client's data."""
 
 from __future__ import annotations
 
@@ -45,22 +45,30 @@ from fedclade.runs import Maker, check_inputs_apart
 from fedclade.tasks import Task, build_task
 from fedclade.training import choose_device
 
-# An adversary over a network: a client that lies, to try what a federation makes of it.
+# An adversary over a network, for experiments on a federation's robustness.
 
 
 class _LyingToServer(Lying):
     def claims(self, this_round: Round) -> int | None:
-        """Return what it says; of equal parts the truth, as a server knows how many examples it has asked for."""
+        """Return the number of examples that an adversary claims; None for the truth.
+
+        For equal splits it is the truth: the server knows the number of examples in its request.
+        """
         return None if this_round.part_size else super().claims(this_round)
 
 
 class LyingHandler(ClientHandler):
-    """A :class:`ClientHandler` that is an adversary, whatever its ``share``.
+    """:class:`ClientHandler` of an adversary, regardless of the adversary's ``share``.
 
-    It knows no other client, so it can neither go by their updates, nor see when its cluster has
-    gone apart; and γ of its backdoor is 1 by default. A ConfigError says so. Queries for scores,
-    subspaces and descriptors name no round: its answers to them are false once it has trained in
-    the round that it begins in, or from the start if that is the first.
+    It knows no other client. So its attack can neither depend on other updates, nor begin when its
+    cluster is split, and γ of its backdoor is 1 by default. Queries for scores, subspaces and
+    descriptors have no round number: its replies to them are false once it has trained in its first
+    round as an adversary, or from the start if that is round 1.
+
+    Raises
+    ------
+    ConfigError
+        If the adversary needs other clients.
     """
 
     def __init__(
@@ -93,19 +101,22 @@ class LyingHandler(ClientHandler):
         self._lying.begin(1)
         super().__init__(federation, model, **settings)
         self._client_side = partial(self._client_side, lying=self._lying)
-        if self._trainer.needs_all:  # its sums were those of an honest client until now
+        if self._trainer.needs_all:  # until here its statistics were those of an honest client
             self._sums = self._clients().ask(self._trainer.needs)
 
     def answer(
         self, content: Content, state: RecordDict | None = None, key: Key | None = None
     ) -> RecordDict:
-        """Return the answer to a query, which may be a lie from some round on; see :class:`ClientHandler`."""
+        """Return the reply to a query; from some round on it may be false.
+
+        See :class:`ClientHandler` for the parameters.
+        """
         if "round" in content.values:
             self._lying.begin(content.get("round", int))
         return super().answer(content, state, key)
 
     def _held(self, federation: Federation) -> Federation:
-        """Return its data, with what it holds poisoned."""
+        """Return the client's data, poisoned if its attack poisons data."""
         if self._adversary.kind == "label_flip":
             return poison_federation(federation, federation.ids, LabelFlip.of(federation.pool), 0)
         if self._adversary.kind == "backdoor":
@@ -116,15 +127,16 @@ class LyingHandler(ClientHandler):
         return federation
 
 
-MOST_READY = 256  # clients that one process keeps ready; in a simulation it may be many in turn
+# Clients that one process has ready; in Flower's simulation a process may be many clients in turn.
+MOST_READY = 256
 
-DataFn = Callable[[Context], Federation]  # returns a federation of one: the client's own data
+DataFn = Callable[[Context], Federation]  # returns the client's own data, a federation of one
 
 MakeClient = Callable[[Context, DataSchema | None], ClientHandler | Proposer]
 
 
 class NodeSettings(TypedDict):
-    """What belongs to one client alone, from its node's config."""
+    """Settings of one client alone, from its node's config."""
 
     number: int | None
     folder: Path | None
@@ -156,50 +168,55 @@ def client_app(
 ) -> ClientApp:
     """Make the app that every SuperNode runs.
 
-    What belongs to one client alone is in its node config: ``folder``, where it keeps what must
-    last; ``secret-file``, the secret that clients share and the server does not know, by which all
-    that travels is permuted (CFL eqs. 45, 46); ``partition-id``, the number by which the server
-    should know it, where it has one; ``peers-file``, a list of the other clients' keys, as
-    ``network.keys`` is; and its policy, what it allows the server to query
-    (:class:`~fedclade.flower.policy.Policy`).
+    The settings of one client alone are in its node config:
+
+    - ``folder``, for data that must survive a restart;
+    - ``secret-file``, the secret that clients share and the server does not know, by which all
+      models and updates in messages are permuted (CFL eqs. 45, 46);
+    - ``partition-id``, the client's number for the server, if it has one;
+    - ``peers-file``, a list of the other clients' keys in the format of ``network.keys``;
+    - the fields of the client's policy, which limits the server's queries
+      (:class:`~fedclade.flower.policy.Policy`).
 
     Parameters
     ----------
     model
-        A module, or a name of ``fedclade ls models``, or a function that makes a module from a
-        seed. Only its structure counts; with a secret also how it is drawn.
+        A module, or a name in ``fedclade ls models``, or a function that makes a module from a
+        seed. Only its structure is used; if clients share a secret, its initialization, too.
     data_fn
-        Takes Flower's context and returns a federation of one client, such as
+        Function that takes Flower's context and returns a federation of one client, such as
         ``federation.alone(number)`` or :func:`fedclade.one_client`. Tables and texts are encoded
         again by the schema that all clients agree on.
     engine, device
-        How it trains, see :func:`fedclade.simulate`; engines that train clients together gain
-        nothing with one.
+        Engine and device of training, see :func:`fedclade.simulate`; engines that train clients
+        together are not faster for one client.
     encoding
-        How updates travel: ``float32``, ``float16`` or ``int8``, the last two with error feedback.
+        Encoding of updates in messages: ``float32``, ``float16`` or ``int8``, the last two with
+        error feedback.
     privacy
         Differential privacy, see :mod:`fedclade.channel.privacy`; needs a ``folder`` and a
         ``budget``.
     budget
-        What a client may spend in its life.
+        Privacy budget of a client for its lifetime.
     task
-        The loss and the metrics, or a task's name, the same as the server's; by default the data's
-        own.
+        Loss and metrics, or the name of a task, the same as the server's; by default the task of
+        the data.
     freeze, personal, adapter
-        Which parts the model has, as the server's :class:`~fedclade.RunSettings` say.
+        Parts of the model, the same as in the server's :class:`~fedclade.RunSettings`.
     seed
-        The run's: it draws what is frozen of a model that is made from a seed.
+        Seed of the run, which draws the frozen values of a model that is made from a seed.
     adversary
-        How it lies, to try what a federation makes of it; of the kinds that need no other clients.
-        It does not, if left out.
+        Attack of the client, of a kind that needs no other clients, for experiments; None for an
+        honest client.
     queries
-        Classes of queries that a method outside of fedclade brings, see :class:`fedclade.RowQuery`.
-        A client answers one if its policy allows its kind.
+        Classes of queries that a method outside of fedclade needs, see :class:`fedclade.RowQuery`.
+        A client replies to such a query if its policy allows its kind.
 
     Returns
     -------
     ClientApp
-        It answers every query; what it cannot answer it refuses, with the reason.
+        App that replies to every query. It refuses a query that it cannot reply to, with the
+        reason.
     """
     for query in queries:
         register_query(query)
@@ -211,7 +228,7 @@ def client_app(
             node["policy"], privacy is not None or budget is not None, by_example
         )
         federation = _federation(sharing.encode(partial(data_fn, context)))
-        # its words are checked when it proposes them
+        # The vocabulary of texts is checked when the client proposes it: here it counts as agreed.
         check_inputs_apart(privacy, federation, agreed=True)
         if agreed is not None:
             federation = sharing.encode(partial(encode_federation, federation, agreed))
@@ -240,12 +257,14 @@ def client_app(
 
 
 def app_for(make: MakeClient, private: bool = False) -> ClientApp:
-    """Return a ClientApp around a function that makes a client of a context and of the schema that all agreed on.
+    """Return a ClientApp around a function that makes a client.
+
+    The function's arguments are Flower's context and the schema that all clients have agreed on.
+    The latest clients stay ready in memory.
 
     The client of a node with ``epsilon`` in its config, or any client if ``private``, has
-    differential privacy: why its data or its model cannot be used goes to its own log only.
-
-    The latest clients are kept ready.
+    differential privacy: the reason why its data or its model cannot be used is written only to
+    its own log, since the reason may quote data.
     """
     ready: OrderedDict[object, ClientHandler | Proposer] = OrderedDict()
 
@@ -271,8 +290,9 @@ def app_for(make: MakeClient, private: bool = False) -> ClientApp:
             key = key_of(context)
             answered = signed(client.answer(content, context.state, key), message, key)
         except (FedcladeError, OSError) as error:
-            # such as missing data, a full disk, or the client's policy The server chose a part of
-            # both texts: without control characters they cannot forge lines of the log.
+            # Reasons are, for example, missing data, a full disk, or the client's policy. The
+            # server chooses a part of both texts: without control characters they cannot forge
+            # lines of the log.
             _log.warning(
                 "refused %s: %s",
                 clean(message.metadata.message_type),
@@ -287,7 +307,7 @@ def app_for(make: MakeClient, private: bool = False) -> ClientApp:
                 reason = FAILED
             answered = unsigned(refusal(reason), message)
         except Exception:
-            # Flower would send its type and text to the server, which may contain data
+            # Flower would send the error's type and text, which may contain data, to the server.
             _log.exception("an error that fedclade did not expect")
             answered = unsigned(refusal(FAILED), message)
         return Message(answered, reply_to=message)
@@ -299,7 +319,7 @@ def app_for(make: MakeClient, private: bool = False) -> ClientApp:
 
 
 def _federation(data: object) -> Federation:
-    """Check what a user's ``data_fn`` returned."""
+    """Check the return value of a user's ``data_fn``."""
     if not isinstance(data, Federation):
         raise DataError(
             f"data_fn should return a federation of one client, got a {type(data).__name__}"
@@ -308,7 +328,13 @@ def _federation(data: object) -> Federation:
 
 
 def node_settings(context: Context) -> NodeSettings:
-    """Return what belongs to one client alone; a ConfigError if a value in its node's config cannot be used."""
+    """Return the settings of one client alone, from its node's config.
+
+    Raises
+    ------
+    ConfigError
+        If a value cannot be used.
+    """
     folder, secret, peers = (
         context.node_config.get(name) for name in ("folder", "secret-file", "peers-file")
     )
@@ -325,7 +351,7 @@ def _partition_of(context: Context) -> int | None:
     number = context.node_config.get("partition-id")
     if number is None:
         return None
-    if type(number) is not int or number < 0:  # True is an int, to isinstance
+    if type(number) is not int or number < 0:  # for isinstance, True is an int
         raise ConfigError(
             f"partition-id in the node config should be a number of at least 0, got {number!r}"
         )

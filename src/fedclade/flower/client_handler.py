@@ -1,4 +1,7 @@
-"""One client over a network: it answers the server's queries from its own data, and sends only what is queried."""
+"""One client of a network: it replies to the server's queries from its own data.
+
+Only what a query requests leaves the client.
+"""
 
 from __future__ import annotations
 
@@ -75,12 +78,14 @@ from fedclade.runs import Maker, check_inputs_apart, module_for
 from fedclade.tasks import FittedTask, Task
 from fedclade.training import PrivateSteps, SimulatedClients, note_unsent_buffers
 
-# What a client makes itself for a question: the model, of whatever it was given for it, and
-# sketches.
+# Objects that a client makes itself for a query: its model and sketches.
 
 
 def maker_of(model: nn.Module | str | Maker, federation: Federation, parts: Parts) -> Maker:
-    """Return a function that makes a model of some parts from a seed; a module is the same for every seed."""
+    """Return a function that makes a model with the given parts from a seed.
+
+    If ``model`` is a module, the result is the same for every seed.
+    """
 
     def make(seed: int) -> nn.Module:
         if isinstance(model, str):
@@ -91,7 +96,7 @@ def maker_of(model: nn.Module | str | Maker, federation: Federation, parts: Part
 
 
 def read_sketch(content: Content, seed: int, layout: Layout, permuted: bool) -> Sketch | None:
-    """Return what is compared of an update, as the server asks for it."""
+    """Return the sketch by which the server compares updates, as a query requests it."""
     dim = content.get("dim", int)
     of = read_patterns(content, permuted)
     if content.values.get("compared") == "signs":
@@ -101,7 +106,7 @@ def read_sketch(content: Content, seed: int, layout: Layout, permuted: bool) -> 
 
 
 def read_signs(content: Content, seed: int, layout: Layout, permuted: bool) -> SignSketch:
-    """Return what is compared of a masked update, or of a part of one: signs alone."""
+    """Return the sketch of a masked update, or of a split's update; it has only signs."""
     dim = content.get("dim", int)
     of = read_patterns(content, permuted)
     if dim < 1:
@@ -121,31 +126,42 @@ def read_patterns(content: Content, permuted: bool) -> tuple[str, ...]:
     return tuple(of)
 
 
-# What makes a real client private: noise that nobody knows, and a ledger that all that leaves it is
-# booked in.
+# Privacy of a real client: noise that no other party knows, and a ledger of all that leaves the
+# client.
 
 SCORES_SHARE = 0.1
-"""Share of a client's ε that its scores may cost, unless its policy says what they may."""
+"""Share of a client's ε that its scores may cost, unless its policy sets their cost."""
 
 SCORES_EPSILON = 1.0
-"""What they may cost where the client's own ε has no bound."""
+"""Privacy cost ε of a client's scores if the client's own ε has no bound."""
 
 
 def privatizing_of(
     privacy: Mechanism | None, budget: Budget | None, folder: Path | None, sizes: Mapping[int, int]
 ) -> Privatizing | PrivateExamples | None:
-    """Return what the replies of a client with so many training examples pass; None where it is not private.
+    """Return the middleware that makes a client's replies private; None if it is not private.
+
+    Parameters
+    ----------
+    privacy
+        Mechanism of the run; None if the run adds no noise.
+    budget
+        Budget of the client; None if the client has none.
+    folder
+        Folder for the client's ledger.
+    sizes
+        Number of the client's training examples, by client.
 
     Raises
     ------
     ConfigError
-        If it has a budget and the run no noise, or the run noise and it no budget, no folder, or a
-        budget of another level: else whoever writes the run's config could have examples protected
-        in place of the client.
+        If the client has a budget and the run adds no noise, or if the run adds noise and the
+        client has no budget, no folder, or a budget of another level. Otherwise the author of the
+        run's config could turn off the client's protection, or weaken it to single examples.
     """
     privacy = check_local(privacy)
     if privacy is None:
-        if budget is not None:  # or whoever writes the run's config could turn the noise off
+        if budget is not None:  # otherwise the author of the run's config could turn the noise off
             raise ConfigError(
                 f"this client may spend ε = {budget.epsilon:g}, and an update without noise has no "
                 "bound; set privacy.clip_norm and privacy.noise_multiplier"
@@ -155,7 +171,7 @@ def privatizing_of(
         raise ConfigError(
             "a private client needs a folder for its ledger; set folder in its node config"
         )
-    # the noise is the run's to set: without a limit of its own nothing is promised
+    # The run's config sets the noise, so without a budget of its own a client has no guarantee.
     if budget is None:
         raise ConfigError(
             "privacy.clip_norm is set, and this client does not say what it may spend; set "
@@ -176,16 +192,24 @@ def privatizing_of(
 def score_noise_of(
     budget: Budget, folder: Path, *, most: int, epsilon: float | None = None, examples: int = 1
 ) -> ScoreNoise:
-    """Return the noise with which ``most`` scores cost a client an ε together.
+    """Return the noise with which ``most`` scores together cost a client an ε.
 
-    A score lies in [0, 1]. With other data in place of all that the client has, it may be any other
-    number there; with one of its ``examples`` of held-out data counted or not, a mean over them
-    moves by their inverse.
+    A score is in [0, 1]. If all data of the client were replaced, a score could change to any other
+    number in this range. If one of the ``examples`` of held-out data is added or removed, a mean
+    over them changes by at most 1/``examples``.
 
     Parameters
     ----------
+    budget
+        Budget of the client.
+    folder
+        Folder with the client's ledgers.
+    most
+        Largest number of scores that leave the client.
     epsilon
-        What the scores may cost; None: :data:`SCORES_SHARE` of the budget.
+        Privacy cost of all scores; None for :data:`SCORES_SHARE` of the budget.
+    examples
+        Smallest number of held-out examples in a mean.
     """
     if epsilon is None:
         epsilon = SCORES_EPSILON if math.isinf(budget.epsilon) else SCORES_SHARE * budget.epsilon
@@ -209,15 +233,19 @@ def _step_ledger(folder: Path, budget: Budget) -> StepLedger:
     )
 
 
-# What trains and evaluates one client, on inputs and with a loss that may depend on all clients'
-# examples.
+# Training and evaluation of one client. Its inputs and its loss may depend on statistics of all
+# clients' examples.
 
 
 class Trainer:
-    """One client's own :class:`~fedclade.training.SimulatedClients`, made anew when the sums of all clients change.
+    """Trainer and evaluator of one client, with its own SimulatedClients.
 
-    Columns that have means were scaled by those of the clients whose data is here, so they need the
-    sums: others are elsewhere. So do balanced weights of labels.
+    It rebuilds its :class:`~fedclade.training.SimulatedClients` when the statistics of all clients
+    change.
+
+    Columns with means were scaled by the means of the clients whose data is on this machine. The
+    other clients are elsewhere, so scaled columns need the statistics of all clients. Balanced
+    weights of labels need them, too.
     """
 
     def __init__(
@@ -241,11 +269,17 @@ class Trainer:
 
     @property
     def needs_all(self) -> bool:
-        """Whether it needs to know what all clients' examples come to."""
+        """Whether the client needs the statistics of all clients' examples."""
         return self.needs.inputs or self.needs.labels > 0
 
     def take(self, values: Mapping[str, Any]) -> None:
-        """Take what all clients' examples come to, from a query; an UpdateError if that is not there."""
+        """Apply the statistics of all clients' examples from the values of a query.
+
+        Raises
+        ------
+        UpdateError
+            If the statistics are missing or malformed.
+        """
         columns = self._federation.pool.x.shape[1] if self.needs.inputs else 0
         found = read_statistics(values, columns, self.needs.labels)
         if as_values(found) == self._taken:
@@ -261,10 +295,16 @@ _log = logging.getLogger(__name__)
 
 
 class ClientHandler:
-    """One client, with its data; :func:`fedclade.flower.client_app` says what its settings are.
+    """One client with its data; :func:`fedclade.flower.client_app` documents the settings.
 
-    A ConfigError says which setting is not possible, a DataError that the data is not of one
-    client, and a ModelError that the model does not fit it.
+    Raises
+    ------
+    ConfigError
+        If a setting is not possible.
+    DataError
+        If the data is not that of one client, or changes during the run.
+    ModelError
+        If the model does not fit the data.
     """
 
     def __init__(
@@ -307,7 +347,7 @@ class ClientHandler:
         self._policy, self._usage_log = policy or Policy(), UsageLog(folder)
         self._splits = SplitLog(folder, self._data.key, self._policy, self._usage_log)
         self._sketch_log = SketchLog(folder)
-        # Whether nothing leaves it in clear but what its policy names.
+        # If true, nothing leaves the client in clear except what its policy names.
         self._is_closed = self._policy.is_closed(private=privacy is not None)
         self._policy.check_sums_possible(has_peers=peers is not None, has_folder=folder is not None)
         self._member = Member(self._policy, peers, folder)
@@ -356,12 +396,12 @@ class ClientHandler:
         self._scores = self._closed_scores(budget) if self._is_closed else None
 
     def _closed_scores(self, budget: Budget | None) -> ClosedScores | None:
-        """Return how it answers with scores, if its policy discloses them; None if it does not.
+        """Return the mechanism for reporting scores; None if the policy does not disclose them.
 
         Raises
         ------
         ConfigError
-            If noise cannot hide scores by the metric, as it has no bounds.
+            If the metric has no bounds, so that no noise can hide its scores.
         """
         metric = self._trainer.task.metrics[0]
         if "scores" not in self._policy.disclose:
@@ -381,7 +421,7 @@ class ClientHandler:
         return ClosedScores(metric, noise)
 
     def _fewest_scored(self) -> int:
-        """Return how many examples it is scored on at least."""
+        """Return the smallest number of examples that the client is scored on."""
         return min(
             [len(rows) for rows in (self._data.test, self._data.validation) if len(rows)], default=1
         )
@@ -389,11 +429,24 @@ class ClientHandler:
     def answer(
         self, content: Content, state: RecordDict | None = None, key: Key | None = None
     ) -> RecordDict:
-        """Return the reply to a query, which counts in the client's policy as soon as the query is accepted.
+        """Return the reply to a query.
 
-        ``state`` is what Flower stores of this client between two messages, and ``key`` its own, by
-        which other clients know it. A FedcladeError reports why there is no reply, such as what the
-        client's policy forbids; of a private client it has no details, which are logged.
+        The query counts in the client's policy as soon as it is accepted.
+
+        Parameters
+        ----------
+        content
+            Content of the query.
+        state
+            Record that Flower stores for this client between two messages.
+        key
+            The client's own key, by which other clients know it.
+
+        Raises
+        ------
+        FedcladeError
+            If there is no reply, with the reason, such as a rule of the client's policy. Errors of
+            a private client have no details, which are logged instead.
         """
         if not self._is_private:
             return self._answer(content, state, key)
@@ -448,6 +501,7 @@ class ClientHandler:
         self._check_disclosed(kind, content)
         rows = entry.row_query
         answered = answers[kind] if rows is None else partial(self._row, rows)
+        # A request of the stage "masked" contains a training request, with the same rules and cost.
         if kind == "masked":
             kind = "train"
             content = training_of(content)
@@ -457,16 +511,19 @@ class ClientHandler:
             self._trainer.take(content.values)
         # Count the query before anything is computed: one that fails half-way must not be free.
         cost = cost_of(kind, content, is_closed=self._is_closed)
+        # Training without noise is a function of the query, so a repeated query for replicates
+        # reveals nothing new and is free. Every reply with noise is a new release.
         is_exact = whole.values["what"] == "train" and not self._is_private
         is_repeated = is_exact and self._splits.is_repeated(content, state)
         if cost != Usage() and not is_repeated:
             self._usage_log.book(cost, self._check_usage, state)
         keeps = uses_kept(kind, content, bool(self._layout.personal))
+        # A reply that uses stored data is not a function of the query alone.
         if is_exact and not is_repeated and not keeps:
             self._splits.remember(content, state)
         if keeps:
             self._kept.open(self._trainer.workers.store, content.get("run", str), state)
-        # a server's message names nothing else that is imported here
+        # Names in a server's message may cause no other import on this machine.
         with importing_only(self._imports):
             answer = answered(content)
         if keeps and (kind == "train" or (rows is not None and rows.stores)):
@@ -475,29 +532,29 @@ class ClientHandler:
 
     @property
     def _reported_examples(self) -> int:
-        """Number of training examples that the client reports, by which it refuses queries, too."""
+        """Number of training examples that the client reports, and by which it refuses queries."""
         return self._reported_size(len(self._data.train))
 
     def _check_usage(self, usage: Usage) -> None:
         self._policy.check_usage(usage, self._reported_examples, private=self._is_private)
 
     def _check_disclosed(self, kind: str, content: Content) -> None:
-        """Check that what an answer discloses may leave the client in clear."""
+        """Check that the data that a reply discloses may leave the client in clear."""
         query = KINDS[kind].query
         if query is None or not self._is_closed:
             return
         if self._is_private and query.mechanism == "none":
-            return  # the middleware Withholding refuses it, and names what is withheld
+            return  # the middleware Withholding refuses the query, and names what it withholds
         if kind == "evaluate":
             if self._is_private and content.get("split", str) == "train":
-                return  # Withholding refuses this, too
+                return  # Withholding refuses these scores, too
             self._check_scores(content)
         self._policy.check_disclosed(
             query.discloses, f"the question {kind!r}", private=self._is_private
         )
 
     def _check_scores(self, content: Content) -> None:
-        """Check that a question for scores is about held-out data, and about nothing but scores."""
+        """Check that a query for scores is about held-out data, and requests only scores."""
         because = "a privacy budget" if self._is_private else "secure-aggregation"
         if content.get("split", str) == "train":
             raise NotDisclosedError(f"{FORBIDS} scores on training data to a client with {because}")
@@ -507,7 +564,7 @@ class ClientHandler:
             )
 
     def _held(self, federation: Federation) -> Federation:
-        """Return the data that it trains and evaluates on."""
+        """Return the data that the client trains and evaluates on."""
         return federation
 
     def _register(self, content: Content) -> RecordDict:
@@ -533,11 +590,14 @@ class ClientHandler:
         )
 
     def _reported_size(self, count: int) -> int:
-        """Return how many training examples the client reports; a closed client, its size class."""
+        """Return the number of training examples to report; of a closed client, a size class."""
         return size_class(count) if self._is_closed else count
 
     def _initial(self, content: Content) -> RecordDict:
-        """Draw initial models from the clients' secret: the server, which knows its own seeds, must not know them."""
+        """Draw initial models from the clients' shared secret.
+
+        The server knows its own seeds, so it would know models that are drawn from them.
+        """
         if self._secret is None or self._permutation is None:
             raise UpdateError("asked for initial models, which only clients with a secret draw")
         seed = seed_of(self._secret)
@@ -552,7 +612,7 @@ class ClientHandler:
         return wire.record({"digest": digest}, {} if content.get("digest", bool) else vectors)
 
     def _statistics(self, content: Content) -> RecordDict:
-        """Tell what its own examples come to, where it needs to know the same of all."""
+        """Return the statistics of the client's own examples, if it needs those of all clients."""
         if self._sums is None:
             raise UpdateError(
                 "asked for sums of its examples, and neither its inputs nor its task need those "
@@ -564,9 +624,10 @@ class ClientHandler:
     def _trained(
         self, content: Content, state: RecordDict | None, sketch: Sketch | None = None
     ) -> Updates:
-        """Train, or take the gradient, as a question says; return the one update, with what is compared of parts.
+        """Train, or compute a gradient, as a query requests; return one update.
 
-        Parts are compared by a ``sketch``, and by all their numbers without one.
+        Updates from splits of the data are compared by a ``sketch``, or entirely without one. The
+        compared values are appended to the update.
         """
         examples = self._reported_examples
         labels = self._federation.pool.schema.labels
@@ -582,7 +643,9 @@ class ClientHandler:
             if not self._is_closed:
                 raise
             _log.warning("a question for training was refused: %s", wire.clean(str(error)))
-            raise without_details(error) from None  # the text has its number of examples
+            raise without_details(
+                error
+            ) from None  # the error's text has the client's number of examples
         models = self._models(content, asked.sent)
         ids = [self._data.id]
         rows = [OWN if asked.goes_on else 0]
@@ -610,10 +673,11 @@ class ClientHandler:
         sketch = self._sketch(content) if in_parts and content.get("what", str) == "train" else None
         updates = self._trained(content, state, sketch)
         mixture = models_of_mixture(content)
-        # The loss of a model that the client keeps is one of its training data, which nothing
-        # masks.
+        # A closed client withholds the loss of a model that it stores: it depends on the training
+        # data, and no mask hides it.
         loss = math.nan if self._is_closed else float(updates.losses[0])
-        # with signatures behind it
+        # With several replicates the vector has signatures after the update, so it is encoded in
+        # float32.
         residuals = self._residuals if content.values["replicates"] == 1 else self._exact
         sizes = updates.required_deltas.shape[1], updates.n_parameters
         names = list(map(str, range(mixture))) or ["model"]
@@ -624,12 +688,12 @@ class ClientHandler:
             {
                 **{name: content.values[name] for name in ("what", "round", "query", "purpose")},
                 "model": wire.digest(trained),
-                # Of equal parts the query itself says how many examples they have.
+                # The query itself states the size of equal splits.
                 "size": int(updates.sizes[0])
                 if is_in_parts
                 else self._reported_size(int(updates.sizes[0])),
                 "encoding": residuals.encoding,
-                **({} if loss != loss else {"loss": loss}),  # NaN: it is withheld from the server
+                **({} if loss != loss else {"loss": loss}),  # NaN means that the loss is withheld
                 **({} if updates.components is None else {"component": int(updates.components[0])}),
             },
             {}
@@ -642,7 +706,10 @@ class ClientHandler:
         )
 
     def _trained_for_sum(self, content: Content, state: RecordDict | None = None) -> Updates:
-        """Train as :meth:`_trained` does; signs of a sketch of the whole update come last, if that is compared."""
+        """Train as :meth:`_trained` does, for a sum of updates.
+
+        If whole updates are compared, the signs of a sketch of the update are appended.
+        """
         if content.get("own", bool) or models_of_mixture(content):
             raise UpdateError(
                 "asked to add up something else than the updates of one model that is sent"
@@ -653,7 +720,8 @@ class ClientHandler:
         sketch = self._signs(content, parts + signs, state) if parts or signs else None
         updates = self._trained(content, state, sketch)
         if self._is_private and not content.get("part_size", int):
-            # Noise covers the update and not the weight, which is what the client registered with.
+            # Noise covers the update and not its weight, so the weight is the number of examples
+            # that the client registered with.
             updates = replace(updates, sizes=torch.tensor([self._reported_examples]).double())
         if not signs or sketch is None:
             return updates
@@ -666,7 +734,7 @@ class ClientHandler:
         )
 
     def _signs(self, content: Content, count: int, state: RecordDict | None) -> SignSketch:
-        """Return what is compared of a masked update and its parts, ``count`` times, after it has been counted."""
+        """Return the sketch of a masked update and its splits; count its ``count`` uses first."""
         seed = content.get("seed", int)
         permuted = self._permutation is not None
         dim = content.get("dim", int)
@@ -712,7 +780,10 @@ class ClientHandler:
         return wire.record({name: values.tolist() for name, values in lists.items()})
 
     def _choose(self, content: Content) -> RecordDict:
-        """Choose the model with the lowest loss on the training data; of a model that diverged it is infinite."""
+        """Choose the model with the lowest training loss.
+
+        The loss of a model that diverged is infinite.
+        """
         count = len(content.vectors)
         if not count:
             raise UpdateError("asked to choose from no model")
@@ -723,7 +794,7 @@ class ClientHandler:
         return wire.record({"choice": int(losses.argmin())})
 
     def _row(self, kind: type[RowQuery], content: Content) -> RecordDict:
-        """Answer with one row of numbers about its data."""
+        """Return one row of numbers about the client's data."""
         query = read_query(
             kind, self._data.id, content, lambda name: self._models(content, [name])[0]
         )

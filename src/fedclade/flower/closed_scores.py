@@ -1,9 +1,9 @@
-"""Scores of a client with a privacy budget or secure aggregation: one number a model, in two digits, and counted.
+"""Scores of a client with a privacy budget or secure aggregation: rounded and counted.
 
-An exact score is an oracle: a server chooses the models, and reads an example off a few hundred
-losses. So a closed client answers with scores only if its policy discloses them, never with a loss,
-a count, or a score on training data. With a privacy budget each score also gets noise, and is
-booked in the ledger.
+An exact score is an oracle: a server chooses the models, and could reconstruct an example from a
+few hundred losses. So a closed client reports scores only if its policy discloses them: one number
+for each model, in two digits. It never reports a loss, a count, or a score on training data. With a
+privacy budget each score also gets noise, and is booked in the ledger.
 """
 
 from __future__ import annotations
@@ -18,24 +18,25 @@ from fedclade.core import ConfigError, Evaluation, TaskKind
 from fedclade.tasks import Metric
 
 ONE_TARGET: tuple[TaskKind, ...] = ("classification", "binary")
-"""Tasks in which each example has one target, so that none weighs more than another in a mean."""
+"""Tasks in which each example has one target, so that all have the same weight in a mean."""
 
 DIGITS = 2
-"""Of a score that is disclosed."""
+"""Number of digits of a disclosed score."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class ScoreNoise:
-    """The noise on a private client's scores.
+    """Noise on a private client's scores.
 
     Parameters
     ----------
     deviation
         Standard deviation, for a score in [0, 1].
     book
-        Books so many scores that are about to leave; what it raises keeps them back.
+        Function that books a number of scores in the ledger before they leave; an error prevents
+        them from leaving.
     """
 
     deviation: float
@@ -44,24 +45,24 @@ class ScoreNoise:
 
 @dataclass(frozen=True)
 class ClosedScores:
-    """Answers with scores by one metric, in two digits.
+    """Replies with scores by one metric, in two digits.
 
     Parameters
     ----------
     metric
-        The first of the task.
+        First metric of the task.
     noise
-        Of a client with a privacy budget; its metric lies in [0, 1].
+        Noise of a client with a privacy budget, with a metric in [0, 1]; None for no noise.
     """
 
     metric: Metric
     noise: ScoreNoise | None = None
 
     def replied(self, models: int, evaluate: Callable[[], Evaluation]) -> list[float]:
-        """Return the scores of so many models.
+        """Return the scores of ``models`` models.
 
-        With noise whatever happens depends on the number of models alone: what cannot be scored,
-        or has no score, counts as 0.
+        With noise the form of the reply depends only on the number of models: a model that cannot
+        be scored, or has no score, counts as 0.
         """
         if self.noise is None:
             scores = evaluate().scores[:, 0].tolist()
@@ -69,7 +70,7 @@ class ClosedScores:
         self.noise.book(models)
         try:
             exact = evaluate().scores[:, 0].tolist()
-        except ConfigError:  # which the question alone causes
+        except ConfigError:  # the query alone causes this error, so it reveals no data
             raise
         except Exception:
             _log.exception(
@@ -80,7 +81,8 @@ class ClosedScores:
         normal = system_normal(models).tolist()
         noisy: list[float] = []
         for score, number in zip(exact, normal, strict=True):
-            held = score if 0 <= score <= 1 else 0.0  # NaN is not
+            held = score if 0 <= score <= 1 else 0.0  # 0 for NaN, too
+            # Rounding and clipping follow the noise, so they reveal nothing more.
             noisy.append(self._rounded(min(1.0, max(0.0, held + self.noise.deviation * number))))
         return noisy
 
@@ -91,5 +93,8 @@ class ClosedScores:
 
 
 def is_mean(metric: Metric, kind: TaskKind) -> bool:
-    """Return whether a score is a mean over examples of numbers in [0, 1], which one of n moves by 1/n at most."""
+    """Return whether a score is a mean over examples of numbers in [0, 1].
+
+    One of n examples then changes the score by at most 1/n.
+    """
     return metric.share and metric.terms is not None and metric.final is None and kind in ONE_TARGET

@@ -1,20 +1,20 @@
-"""Record of the ways in which a client has split its training data, so that no server solves for single examples.
+"""Record of the ways in which a client has split its training data, to protect single examples.
 
-A query for replicates is answered with sums over disjoint parts of the client's examples, and the
-server knows which example is in which part. Sums over parts of several splits are linear equations
-in what single examples contribute. With as many independent equations as examples, a server could
-solve for every example; with two parts that differ in one example, a subtraction would be enough.
-So a client counts equations, and looks at all sums together:
+The reply to a query for replicates contains sums over disjoint parts of the client's examples, and
+the server knows which example is in which part. Sums over parts of several splits are linear
+equations in the contributions of single examples. With as many independent equations as examples, a
+server could solve for every example; with two parts that differ in one example, a subtraction would
+be enough. So a client counts equations, and checks all sums together:
 
-- A new split adds at most as many equations as it has parts, less one, and one more if it leaves
-  examples over. Their total is limited by ``max-partings``.
-- In no combination of all sums, that over all examples included, one example may have more than a
-  share of the squared weights (:func:`largest_shares`). Two parts that differ in one example would
-  have a combination with a share of 1.
-- A split that would pass one of these limits is replaced by the first recorded one of the same
-  number and size of parts. If there is none, the query is refused.
+- A new split adds at most as many equations as it has parts, less one, and one more if some
+  examples are in no part. Their total is limited by ``max-partings``.
+- In no combination of all sums, including the sum over all examples, may one example have more
+  than a given share of the squared weights (:func:`largest_shares`). Two parts that differ in one
+  example would have a combination with a share of 1.
+- A split that would exceed one of these limits is replaced by the first recorded split with the
+  same number and size of parts. If there is none, the query is refused.
 
-A split that is recorded adds no equations. It may be used again without limit, for any model.
+A recorded split adds no equations. It may be used again without limit, for any model.
 """
 
 from __future__ import annotations
@@ -39,24 +39,27 @@ from fedclade.flower.wire import Content, shown
 FILE = "splits.json"  # in the client's folder
 
 MOST_REPEATS = 256
-"""Digests of queries that are stored: those of the latest queries."""
+"""Number of latest queries with a stored digest."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class DataSplit:
-    """One way to split a client's training data: all that the parts depend on, besides the client's key.
+    """One way to split a client's training data.
+
+    The parts depend on these values and on the client's key.
 
     Parameters
     ----------
     examples
-        Training examples of the client, n.
+        Number n of training examples of the client.
     seed, number
         The run's seed and the number of the round by which examples are drawn. Equal parts are
         drawn by the seed alone, and their number is 0.
     replicates, part_size
-        How many parts, and how many examples each has; a size of 0 stands for all examples.
+        Number of parts, and number of examples in each part; with a size of 0 the parts contain
+        all examples.
     """
 
     examples: int
@@ -67,7 +70,7 @@ class DataSplit:
 
     @classmethod
     def of(cls, this_round: Round, examples: int) -> DataSplit:
-        """Return the split that a round of several replicates asks for."""
+        """Return the split that a round with several replicates requests."""
         number = 0 if this_round.part_size else this_round.number
         return cls(examples, this_round.seed, number, this_round.replicates, this_round.part_size)
 
@@ -78,18 +81,18 @@ class DataSplit:
 
     @property
     def equations(self) -> int:
-        """Number of equations that its sums add to the sum over all examples, at most."""
+        """Largest number of equations that the split's sums add to the sum over all examples."""
         return self.replicates - 1 + (self.remainder > 0)
 
     def resembles(self, other: DataSplit) -> bool:
-        """Whether both have the same number and size of parts, of the same number of examples."""
+        """Return whether both have the same number and size of parts, and number of examples."""
         return replace(self, seed=other.seed, number=other.number) == other
 
     def parts(self, key: int) -> list[NDArray[np.int64]]:
-        """Return the examples of each part; equal examples count as different ones.
+        """Return the examples of each part; identical examples count as different ones.
 
-        An engine brings equal examples into one part. The record must not do so: whether a query is
-        refused would then depend on the data.
+        An engine puts identical examples into one part. The record must not do so: whether a query
+        is refused would then depend on the data.
         """
         drawn = Round(
             self.number,
@@ -105,7 +108,7 @@ class DataSplit:
 
 
 def largest_shares(splits: Sequence[DataSplit], key: int, examples: int) -> NDArray[np.float64]:
-    """Return for each example its largest share in any combination of the sums over the parts of some splits, ``[n]``.
+    """Return each example's largest share in any combination of sums over parts of splits, ``[n]``.
 
     A combination Σ_p c_p 1_p of the parts' indicators weighs example i by v_i. The largest v_i² /
     Σ_j v_j² over all combinations is the i-th diagonal entry of the projection onto the span of the
@@ -118,6 +121,8 @@ def largest_shares(splits: Sequence[DataSplit], key: int, examples: int) -> NDAr
             column = np.zeros(examples)
             column[part] = 1.0
             columns.append(column)
+    # Indicators may be linearly dependent, such as the parts of a split and the sum over all
+    # examples. Left singular vectors with nonzero singular values are a basis of their span.
     basis, strengths, _ = np.linalg.svd(np.stack(columns, axis=1), full_matrices=False)
     basis = basis[:, strengths > 1e-9 * strengths[0]]
     return (basis**2).sum(1)
@@ -125,14 +130,26 @@ def largest_shares(splits: Sequence[DataSplit], key: int, examples: int) -> NDAr
 
 @dataclass
 class _Record:
-    """The splits that a client has used, and digests of its latest queries for replicates."""
+    """Splits that a client has used, and digests of its latest queries for replicates."""
 
     splits: list[DataSplit] = field(default_factory=list[DataSplit])
     answered: list[str] = field(default_factory=list[str])
 
 
 class SplitLog:
-    """A client's splits, over all its runs. ``key`` is the client's key, by which its parts are drawn."""
+    """Record of a client's splits, over all its runs.
+
+    Parameters
+    ----------
+    folder
+        Folder of the client; None if it has none.
+    key
+        The client's key, by which its parts are drawn.
+    policy
+        Policy with the limits.
+    usage
+        Record of the client's usage, which counts equations.
+    """
 
     def __init__(self, folder: Path | None, key: int, policy: Policy, usage: UsageLog) -> None:
         self._key = key
@@ -141,14 +158,14 @@ class SplitLog:
         self._stored = LastingRecord(folder, _KIND)
 
     def admit(self, this_round: Round, examples: int, state: RecordDict | None = None) -> Round:
-        """Record the split of a round, and return the round as it is to be trained.
+        """Record the split of a round, and return the round to be trained.
 
-        Its parts may be those of an earlier split, see above.
+        Its parts may be those of an earlier split, see the module's documentation.
 
         Raises
         ------
         PolicyError
-            If the split is not allowed and no earlier one can take its place.
+            If the split is not allowed and no earlier one can replace it.
         """
         if this_round.replicates == 1:
             return this_round
@@ -168,7 +185,7 @@ class SplitLog:
                 similar = [split for split in record.splits if split.resembles(wanted)]
                 if not similar:
                     raise
-                used = similar[0]  # always the same, so that a repeated query has the same reply
+                used = similar[0]  # always the first, so that a repeated query has the same reply
                 _log.info(
                     "the parts of round %d are those of an earlier split: %s",
                     this_round.number,
@@ -182,7 +199,8 @@ class SplitLog:
     def is_repeated(self, content: Content, state: RecordDict | None = None) -> bool:
         """Return whether a query for replicates was counted before.
 
-        Training is a function of the query, so the reply is the same and reveals nothing new.
+        Training is a function of the query, so the reply is the same as before and reveals nothing
+        new.
         """
         if not _is_in_parts(content):
             return False
@@ -190,7 +208,7 @@ class SplitLog:
             return digest_of_query(content) in self._stored.read(state).answered
 
     def remember(self, content: Content, state: RecordDict | None = None) -> None:
-        """Remember a query for replicates, once it is counted."""
+        """Store the digest of a query for replicates, once it is counted."""
         if not _is_in_parts(content):
             return
         with self._stored.alone():
@@ -199,11 +217,11 @@ class SplitLog:
             self._stored.write(record, state)
 
     def _check(self, record: _Record, wanted: DataSplit) -> None:
-        """Check that no combination of sums would be mostly of one example.
+        """Check that no combination of sums consists mostly of one example.
 
-        The first equal parts may leave a few examples over: their sum is the difference between the
-        sum over all examples and the parts' sums. Such an example may have its share in that sum
-        besides, or clients would have to have a multiple of the number of parts.
+        The first equal parts may leave a few examples out, and the server knows their sum: the sum
+        over all examples minus the parts' sums. Such an example may additionally have its share of
+        that sum. Otherwise clients would need a multiple of the number of parts.
         """
         known = [split for split in record.splits if split.examples == wanted.examples]
         together = [*known, wanted]
@@ -223,7 +241,7 @@ def _is_in_parts(content: Content) -> bool:
 
 
 def digest_of_query(content: Content) -> str:
-    """Return a digest of a query, but for the number that sets it apart from the other queries of its round."""
+    """Return a digest of a query, independent of its number among the queries of its round."""
     values = {name: value for name, value in content.values.items() if name != "query"}
     names = sorted(content.vectors)
     # All lengths come first, so that no two queries hash the same bytes.
@@ -252,7 +270,7 @@ def _decoded(stored: dict[str, Any]) -> _Record:
 
 
 def _combined(one: _Record, other: _Record) -> _Record:
-    """Return the splits of both: this process may have answered another run's queries as well."""
+    """Return the splits of both records: this process may serve the client in another run, too."""
     more = [split for split in other.splits if split not in one.splits]
     return _Record([*one.splits, *more], one.answered)
 

@@ -1,4 +1,7 @@
-"""Requests to nodes and their answers: all are sent at once, and answers are read as they arrive, until a deadline."""
+"""Requests to nodes and their replies.
+
+All requests are sent at once, and replies are read as they arrive, until a deadline.
+"""
 
 from __future__ import annotations
 
@@ -30,24 +33,28 @@ from fedclade.flower import wire
 from fedclade.flower.signing import Request, verified, with_nonce
 from fedclade.flower.wire import Content, clean, untrusted
 
-# Answers from a grid, read one at a time: one that cannot be read is left out, and costs no other.
+# Replies from a grid, read one at a time, so that an unreadable reply affects no other.
 
 
 class Inbox:
-    """The answers to messages, from any of Flower's grids."""
+    """Replies to messages, from any of Flower's grids."""
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
 
     def read(self, pending: Mapping[str, int]) -> Iterator[tuple[str, Message | str]]:
-        """Yield the answers that are there by now, each with the id of its request, or why one cannot be read.
+        """Yield the replies that have arrived, each with the id of its request.
 
-        ``pending`` is how many bytes the vectors of an answer take at most, by the id of its
-        request.
+        A reply that cannot be read is replaced by the reason.
+
+        Parameters
+        ----------
+        pending
+            Largest number of bytes of the vectors of a reply, by the id of its request.
         """
         for request in pending:
             try:
-                # One alone: whatever is pulled together is lost together.
+                # Pull each reply separately: if one cannot be read, all in the same call are lost.
                 with wire.untrusted():
                     messages = list(self._grid.pull_messages([request]))
             except UpdateError as error:
@@ -57,7 +64,10 @@ class Inbox:
 
 
 def inbox_of(grid: Grid) -> Inbox:
-    """Return the inbox of a grid; a SuperLink's fetches no more of an answer than its limit."""
+    """Return the inbox of a grid.
+
+    The inbox of a SuperLink fetches no more bytes of a reply than its limit.
+    """
     try:
         from flwr.superlink.grid import HttpGrid
 
@@ -71,34 +81,42 @@ def inbox_of(grid: Grid) -> Inbox:
     return HttpInbox(grid) if isinstance(grid, HttpGrid) else Inbox(grid)
 
 
-# Answers from a SuperLink, of which no more is fetched, and no more unpacked, than their limit.
+# Replies from a SuperLink. No more bytes of a reply are fetched or unpacked than its limit.
 #
-# Flower's own ``HttpGrid.pull_messages`` unpacks whatever comes: a malformed answer ends the call,
-# and with it all that it has fetched, which the SuperLink has forgotten by then; one whose chunks
-# are repeated grows without bound; and one that is announced and never sent holds up all others. So
-# the objects that a message is made of are fetched here, checked, and only then put together by
-# Flower. Like :mod:`fedclade.flower.local_grid` this uses Flower's internals.
+# Flower's own ``HttpGrid.pull_messages`` unpacks every reply. A malformed reply ends the call, and
+# all replies fetched in the call are lost, since the SuperLink has deleted them by then. A reply
+# with repeated chunks grows without bound, and a reply that is announced and never sent delays all
+# others. So the objects of a message are fetched here, checked, and only then assembled by Flower.
+# Like :mod:`fedclade.flower.local_grid` this uses Flower's internals.
 
-# of a message, besides the pieces of its vectors: itself, its records, its arrays
+# Largest number of objects of a message, without the pieces of its vectors: the message itself, its
+# records and its arrays.
 MOST_OBJECTS = 64
-# answers that are on their way; of more, the oldest are forgotten, which may be awaited no longer
+# Largest number of replies in transit. Beyond it the oldest are dropped: they may not be awaited
+# any longer.
 MOST_INCOMING = 4096
 
 SMALLEST_PIECE = 2**18
-"""Bytes of a piece of an array; Flower makes them 5 MiB, unless the client's environment says otherwise."""
+"""Smallest size of a piece of an array, in bytes.
+
+Flower's pieces have 5 MiB, unless the client's environment sets another size.
+"""
 
 
 class HttpInbox(Inbox):
-    """The answers to messages, from a SuperLink."""
+    """Replies to messages, from a SuperLink."""
 
     def __init__(self, grid: HttpGrid) -> None:
         super().__init__(grid)
         self._http = grid
         self._incoming: dict[str, tuple[str, ObjectTree]] = {}
-        """Id and objects of an answer, which may still be on their way, by its request."""
+        """Id and object tree of each reply, by request. Its objects may still be in transit."""
 
     def read(self, pending: Mapping[str, int]) -> Iterator[tuple[str, Message | str]]:
-        """Yield the answers that are there by now, each with the id of its request, or why one cannot be read."""
+        """Yield the replies that have arrived, each with the id of its request.
+
+        A reply that cannot be read is replaced by the reason.
+        """
         self._look([request for request in pending if request not in self._incoming])
         for request in [request for request in pending if request in self._incoming]:
             message, tree = self._incoming[request]
@@ -108,7 +126,7 @@ class HttpInbox(Inbox):
                     answer = self._fetched(message, tree, pending[request])
             except UpdateError as error:
                 answer = str(error)
-            if answer is None:  # its sender is not done
+            if answer is None:  # its sender has not sent all of it yet
                 continue
             del self._incoming[request]
             self._confirm(message)
@@ -119,7 +137,7 @@ class HttpInbox(Inbox):
         return self._http._runtime_client  # pyright: ignore[reportPrivateUsage]  (there is no other way to it)
 
     def _look(self, requests: list[str]) -> None:
-        """See which requests have an answer; what answers none of them is discarded."""
+        """Find the requests that have a reply; discard messages that reply to none of them."""
         if not requests:
             return
         there = self._superlink.PullMessages(PullAppMessagesRequest(message_ids=requests))
@@ -133,7 +151,7 @@ class HttpInbox(Inbox):
             del self._incoming[request]
 
     def _fetched(self, message: str, tree: ObjectTree, largest: int) -> Message | None:
-        """Return an answer, None if some of it has not arrived; an UpdateError if it is larger than it may be."""
+        """Return a reply; None if parts have not arrived, an UpdateError if it is too large."""
         allowed = largest + wire.LARGEST_VALUES
         most = MOST_OBJECTS + largest // SMALLEST_PIECE
         names = [each.object_id for each in islice(iterate_object_tree(tree), most + 1)]
@@ -141,7 +159,9 @@ class HttpInbox(Inbox):
             raise UpdateError(f"the answer is in more than {most} pieces")
         contents: dict[str, bytes] = {}
         taken = 0
-        for name in dict.fromkeys(reversed(names)):  # the message itself first, which is sent last
+        for name in dict.fromkeys(
+            reversed(names)
+        ):  # the message itself first, since it is sent last
             content = self._object(name)
             if content is None:
                 return None
@@ -172,7 +192,7 @@ class HttpInbox(Inbox):
         return found.object_content if found.object_available else None
 
     def _confirm(self, message: str) -> None:
-        """Let the SuperLink forget a message."""
+        """Confirm a message, so that the SuperLink deletes it."""
         request = ConfirmMessageReceivedRequest(
             node=self._http.node, run_id=self._http.run.run_id, message_object_id=message
         )
@@ -180,7 +200,10 @@ class HttpInbox(Inbox):
 
 
 def _unpacked(contents: Mapping[str, bytes]) -> int:
-    """Return how many bytes a message takes once it is put together: an array may name a piece more than once."""
+    """Return the number of bytes of an assembled message.
+
+    An array may name a piece more than once, so this can exceed the size of the fetched objects.
+    """
     values = vectors = 0
     for content in contents.values():
         kind, pieces, _ = get_object_head_values_from_object_content(content)
@@ -197,12 +220,13 @@ def _unpacked(contents: Mapping[str, bytes]) -> int:
     return values + vectors
 
 
-AT_ONCE = 8  # messages that are pushed or polled together: a grid holds all of a call in memory
-# seconds between two polls; they double while no answer comes
+# Number of messages that are sent or polled together: a grid has all messages of a call in memory.
+AT_ONCE = 8
+# Seconds between two polls; the pause doubles while no reply arrives.
 FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 1.0
-LOG_EVERY = 30.0  # seconds after which the log reports how many have answered
-# why a client is left out whose message the grid did not take
+LOG_EVERY = 30.0  # seconds between two log lines with the number of replies
+# Reason for leaving a client out if the grid did not accept its message.
 UNREACHED = "could not be sent a message"
 
 T = TypeVar("T")
@@ -211,10 +235,18 @@ _log = logging.getLogger(__name__)
 
 
 class Exchange:
-    """Requests to nodes over a grid, and their answers, until ``deadline`` seconds after a request.
+    """Sender of requests to nodes over a grid, and receiver of their replies.
 
-    The meter counts the bytes of all vectors that travel; clock and sleep are for all that waits
-    for nodes.
+    Parameters
+    ----------
+    grid
+        Grid of Flower.
+    meter
+        Counter of the bytes of all vectors that travel.
+    deadline
+        Seconds after a request until which replies are accepted.
+    clock, sleep
+        Functions for the time and for pauses, also used by others that wait for nodes.
     """
 
     def __init__(
@@ -236,10 +268,20 @@ class Exchange:
     def ask(
         self, contents: Mapping[int, RecordDict], kind: str, group: str, largest: int = 0
     ) -> Iterator[tuple[int, Content | str]]:
-        """Send each node its content, and yield the verified answers as they arrive, or why there is none.
+        """Send each node its content, and yield verified replies as they arrive.
 
-        ``kind`` and ``group`` are Flower's message type and, for its logs, group; the vectors of an
-        answer may take ``largest`` bytes.
+        A node without a usable reply yields the reason.
+
+        Parameters
+        ----------
+        contents
+            Content of the request, by node.
+        kind
+            Flower's message type.
+        group
+            Flower's group, for its logs.
+        largest
+            Largest number of bytes of the vectors of a reply.
         """
         pending, lost = self.send(contents, kind, group, self._deadline, largest)
         yield from ((node, UNREACHED) for node in lost)
@@ -270,9 +312,12 @@ class Exchange:
         seconds: float,
         largest: int = 0,
     ) -> tuple[dict[str, Request], list[int]]:
-        """Send requests, to be answered within so many seconds, and do not wait.
+        """Send requests with a limit of ``seconds`` for a reply, without waiting for replies.
 
-        Returns the requests by the id of their message, and the nodes to which none could be sent.
+        Returns
+        -------
+        tuple[dict[str, Request], list[int]]
+            Requests by the id of their message, and the nodes that could not be sent one.
         """
         pending: dict[str, Request] = {}
         for some in _slices(list(contents), AT_ONCE):
@@ -283,28 +328,31 @@ class Exchange:
             ]
             sent = {each for each in self.grid.push_messages(messages) if each}
             for message, (_, nonce) in zip(messages, sealed, strict=True):
-                if message.metadata.message_id in sent:  # which the grid has given it
+                if message.metadata.message_id in sent:  # the grid has set this id
                     pending[message.metadata.message_id] = Request.of(message, nonce, largest)
                     self._meter.bytes_down += Content.of(message.content).size
         reached = {request.node for request in pending.values()}
         return pending, [node for node in contents if node not in reached]
 
     def poll(self, pending: dict[str, Request]) -> Iterator[tuple[int, Content | str]]:
-        """Yield the answers that have arrived by now, or why they cannot be used; they are no longer pending."""
+        """Yield the replies that have arrived, or the reasons that they cannot be used.
+
+        Their requests are no longer pending.
+        """
         for some in _slices(list(pending), AT_ONCE):
             for message_id, reply in self._inbox.read(
                 {each: pending[each].largest for each in some}
             ):
                 request = pending.pop(message_id, None)
-                if request is not None:  # else it answers nothing that was sent
+                if request is not None:  # otherwise the message replies to no known request
                     yield (
                         request.node,
                         reply if isinstance(reply, str) else self._read(reply, request),
                     )
-                del reply  # or it would stay in memory until the next comes
+                del reply  # or the reply would stay in memory until the next arrives
 
     def _read(self, reply: Message, request: Request) -> Content | str:
-        if reply.has_error():  # which a SuperLink makes in its own name
+        if reply.has_error():  # an error message is from the SuperLink, not from the node
             code = reply.error.code
             reason = clean(reply.error.reason or "")
             return DROPPED_OUT if code == ErrorCode.NODE_UNAVAILABLE else f"error {code}: {reason}"
@@ -324,8 +372,8 @@ class Exchange:
 
 
 def _vector_bytes(content: RecordDict) -> int:
-    # Not by the view ``array_records``: it refers back, and the answer would stay in memory until
-    # cycles are collected.
+    # The view ``array_records`` is not used: it refers back to the record, so the reply would stay
+    # in memory until cycles are collected.
     arrays = (record.values() for record in content.values() if isinstance(record, ArrayRecord))
     return sum(len(array.data) for some in arrays for array in some)
 

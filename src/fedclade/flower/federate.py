@@ -1,4 +1,4 @@
-"""Run a federated algorithm over the clients of a Flower grid: the network's counterpart of ``simulate``."""
+"""Run a federated algorithm on the clients of a Flower grid: ``simulate`` for a real network."""
 
 from __future__ import annotations
 
@@ -79,15 +79,20 @@ from fedclade.runs import (
 )
 from fedclade.training import default_memory, float32_products, memory_bytes, smallest_batch_for
 
-# Initial models that clients draw from the secret that they share, so that the server does not know
-# them.
+# Initial models that clients draw from their shared secret, so that the server does not know them.
 
 
 def drawn_by_clients(clients: GridClients, count: int) -> Tensor:
-    """Return the initial models ``[count, S]`` that clients draw from their secret; an UpdateError if none answers.
+    """Return the initial models ``[count, S]`` that clients draw from their shared secret.
 
-    All draw the same. So each is asked for a digest of what it draws, and one of those that agree
-    with most for the models themselves: a client that would like others has no say.
+    All honest clients draw the same models. Each client first sends a digest of its draw. One
+    client of the largest group with equal digests is then requested to send the models themselves,
+    so a client that draws other models has no influence.
+
+    Raises
+    ------
+    UpdateError
+        If no client sends the models.
     """
     why: dict[int, str] = {}
     contents = dict.fromkeys(
@@ -99,7 +104,7 @@ def drawn_by_clients(clients: GridClients, count: int) -> Tensor:
 
     drawn = dict(clients.request(contents, MessageType.QUERY, "initial models", read, why))
     votes = Counter(drawn[client] for client in sorted(drawn))
-    # of as many, that of the client with the lowest number
+    # Among digests with equally many votes, the one of the client with the lowest number is first.
     for digest, agreeing in votes.most_common():
         for client in sorted(client for client in drawn if drawn[client] == digest):
             try:
@@ -119,7 +124,7 @@ def drawn_by_clients(clients: GridClients, count: int) -> Tensor:
 
 
 def _drawn_by(client: int, clients: GridClients, count: int, digest: str) -> Tensor:
-    """Return the initial models that one client draws, which must be finite, and those of the digest."""
+    """Return the initial models of one client; check that they are finite and have the digest."""
     shape, dtype, names = (
         (clients.layout.size,),
         clients.layout.dtype,
@@ -137,7 +142,7 @@ def _drawn_by(client: int, clients: GridClients, count: int, digest: str) -> Ten
         models = torch.stack(
             [wire.read_vector(each, shape, dtype, f"model {name}") for name, each in vectors]
         )
-        if not bool((models.norm(dim=1) <= LARGEST_NORM).all()):  # as NaN is not
+        if not bool((models.norm(dim=1) <= LARGEST_NORM).all()):  # false for NaN, too
             raise UpdateError(
                 f"initial models that are not finite, or of norms above {LARGEST_NORM:g}"
             )
@@ -154,12 +159,23 @@ def _drawn_by(client: int, clients: GridClients, count: int, digest: str) -> Ten
 _log = logging.getLogger(__name__)
 
 MakeAlgorithm = Callable[[Mapping[int, int] | None], Algorithm]
-"""Makes an algorithm, given the true clusters where clients report them: the oracle needs them."""
+"""Function that makes an algorithm from the clients' true clusters, or None if not reported.
+
+The oracle needs the true clusters.
+"""
 
 
 @dataclass(frozen=True)
 class ModelFor:
-    """A model that depends on what the clients' examples look like: made from a seed, and named in the run's config."""
+    """Model whose structure depends on the shape of the clients' examples.
+
+    Parameters
+    ----------
+    make
+        Function that makes the model from the data's specification and a seed.
+    name
+        Name of the model in the run's config.
+    """
 
     make: Callable[[DataSpec, int], nn.Module]
     name: str
@@ -168,54 +184,57 @@ class ModelFor:
 @checked()
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """The ``[network]`` section: how many clients a server waits for, how long, and what limits they have.
+    """Settings of the ``[network]`` section: waiting times, admission and limits of clients.
 
     Parameters
     ----------
     clients
-        So many must be connected before the first round.
+        Number of clients that must be connected before the first round.
     wait
-        Seconds to wait for them, and later for any client, should all be gone.
+        Seconds to wait for these clients, and later in the run for any client, if all are
+        disconnected.
     deadline
-        Seconds that clients have for an answer; what comes later is too late for its round.
+        Seconds that a client has to reply; a later reply is too late for its round.
     identity
-        What identifies a client that comes back: the ``node`` id, which lasts where SuperNodes have
-        keys, or the ``number`` (partition-id) that it says it has.
+        Identity of a client that reconnects: the ``node`` id, which is stable if SuperNodes have
+        keys, or the ``number`` (partition-id) that the client reports.
     keys
-        A file that lists the clients, with number and public key each; no others are admitted.
-        Without one, a key is the client's that first joins with it.
+        Path of a file with the number and public key of each client; no other client is admitted.
+        If unset, a key belongs to the client that first joins with it.
     newcomers
-        Without ``keys``: how many newcomers there may be at once, as a share of the other clients
-        that are connected, but two in any case. A client is one for its first ten rounds, unless it
-        was there when the first round began. Others wait. Infinity is no limit, and 0 admits
-        nobody.
+        Without ``keys``: largest number of newcomers at one time, as a share of the other
+        connected clients, but at least two newcomers. A client is a newcomer for its first ten
+        rounds, unless it was connected when the first round began. Further newcomers wait.
+        Infinity means no limit, and 0 admits no newcomers.
     largest_weight, largest_norm
-        What those of :class:`~fedclade.Aggregation` are over a network, unless they say something
-        else themselves.
+        Values of these two settings of :class:`~fedclade.Aggregation` over a network, unless they
+        are set there.
     secure_aggregation
-        Whether the server gets sums of updates alone, one for each cluster
+        Whether the server receives only sums of updates, one for each cluster
         (:mod:`fedclade.flower.secure`).
     secure_fewest
-        A sum is of so many clients at least; smaller clusters keep their model.
+        Smallest number of clients in a sum; smaller clusters keep their model.
     secure_colluders
-        With how many clients of a sum the server may collude, and learn nothing but the sum of the
-        others: more than half of all clients and these must stay for it to be had.
+        Number c of clients of a sum that may collude with the server, which then still learns only
+        the sum of the other clients. More than (n + c) / 2 of the n clients must stay connected, or
+        the sum is lost.
     secure_neighbours
-        To how many others each client deals shares of its secrets, in sums of more than 64 clients;
-        0 for all.
+        Number of other clients to which each client deals shares of its secrets, in sums of more
+        than 64 clients; 0 for all.
     secure_norm
-        The longest update that a client may add to a sum, in parameter units; longer ones are
-        shortened. It has to be set with ``secure_aggregation``. In later rounds the limit is twice
-        the root mean square of the norms of earlier sums, never more than this.
+        Largest norm of an update that a client may add to a sum, in parameter units; longer
+        updates are scaled down. Required with ``secure_aggregation``. In later rounds the limit is
+        twice the root mean square of the norms of earlier sums, and never above this value.
     secure_parts
-        Into how many disjoint sums the clients of a cluster are dealt, if they are enough: 1, or at
-        least 3. A malicious client can turn the mean of its sum; of three or more sums one robust
-        mean is taken, by ``aggregate.rule``, or their median.
+        Number of disjoint sums into which the clients of a cluster are dealt, if the cluster has
+        enough clients: 1, or at least 3. A malicious client can turn the mean of its sum to any
+        direction; three or more sums are combined by a robust mean, ``aggregate.rule``, or by
+        their median.
 
     Raises
     ------
     ConfigError
-        If a value is out of range; one line for each.
+        If a value is out of range; one line for each such value.
     """
 
     clients: int = 2
@@ -252,7 +271,7 @@ class Network:
 
     @property
     def rules(self) -> SecureRules:
-        """The rules of secure aggregation."""
+        """Rules of secure aggregation."""
         return SecureRules(
             fewest=self.secure_fewest,
             colluders=self.secure_colluders,
@@ -263,7 +282,10 @@ class Network:
 
     @property
     def described(self) -> dict[str, Any]:
-        """What a run's config notes: what earlier versions did not know only where it is set."""
+        """Settings as saved in a run's config.
+
+        Settings that earlier versions did not have are included only if they are set.
+        """
         told = asdict(self)
         if self.newcomers == Network.newcomers:
             del told["newcomers"]
@@ -290,52 +312,54 @@ def federate(
     schema: DataSchema | str | Path | None = None,
     **options: Unpack[RunOptions],
 ) -> Run:
-    """Run a federated algorithm over the clients of a grid, by the same round loop as :func:`fedclade.simulate`.
+    """Run a federated algorithm on the clients of a grid.
 
-    With a ``folder`` the run survives its server: called again, it goes on after the last
-    checkpoint, with the clients that come back and those that are new.
+    The round loop is the one of :func:`fedclade.simulate`. With a ``folder`` the run survives a
+    restart of its server: when called again, it continues after the last checkpoint, with clients
+    that reconnect and with new clients.
 
     Parameters
     ----------
     grid
-        Flower's, whose nodes run :func:`fedclade.flower.client_app`.
+        Grid of Flower, with nodes that run :func:`fedclade.flower.client_app`.
     algorithm
-        An algorithm, or its name for its defaults, or a function of the true clusters that makes
-        one.
+        An algorithm, or the name of an algorithm with default settings, or a function that makes
+        an algorithm from the true clusters.
     model
-        As :func:`fedclade.simulate` takes it. Where clients share a secret, only its structure
-        counts: they draw it.
+        Model in a form that :func:`fedclade.simulate` accepts, or a :class:`ModelFor`. If clients
+        share a secret, only the model's structure is used: the clients draw its parameters.
     settings
-        Rounds, seed, local training and whatever else does not depend on where clients are.
+        Rounds, seed, local training and all other settings that simulations have, too.
     network
-        How many clients to wait for, how long, and their limits.
+        Number of clients to wait for, waiting times, and limits of clients.
     callbacks, on_round, config, folder, finish
         See :func:`fedclade.simulate`.
     schema
-        The columns, categories, labels and words that all clients encode their tables or texts by:
+        Columns, categories, labels and words by which all clients encode their tables or texts:
         a :class:`~fedclade.DataSchema`, or the path of a JSON file with one. By default the first
-        clients agree on one, and disclose these for it. It is kept in the folder as
-        ``schema.json``.
+        clients agree on a schema, and disclose their columns, categories, labels and words for
+        that. The schema is saved in the folder as ``schema.json``.
     **options
-        Single fields of :class:`~fedclade.RunSettings`, such as ``rounds=40, seed=1``; they win
-        over ``settings``.
+        Single fields of :class:`~fedclade.RunSettings`, such as ``rounds=40, seed=1``; they
+        override ``settings``.
 
     Returns
     -------
     Run
-        As of a simulation. If clients share a secret, its models are permuted: the server cannot
-        read them.
+        Result in the form that a simulation returns. If clients share a secret, its models are
+        permuted, so the server cannot read them.
 
     Raises
     ------
     ConfigError
         If an argument is out of range or a name is unknown.
     ModelError
-        If the model cannot be built for the clients' data.
+        If the model cannot be built for the clients' data, or has another structure than the
+        clients' model.
     UpdateError
-        If too few clients connect in time, their model is another, or none answers in a round.
+        If too few clients connect in time, or no client replies in a round.
     RunError, CheckpointError
-        If the folder holds something else or damaged, or cannot be written.
+        If the folder has another run or damaged files, or cannot be written.
     """
     settings = settings_from(settings, options, callbacks)
     network = network or Network()
@@ -392,14 +416,14 @@ def federate(
     every = settings.checkpoint_every
 
     def fingerprint() -> str:
-        """Return what a run that goes on must have in common with the folder."""
+        """Return the digest that a continued run must have in common with its folder."""
         return _fingerprint(joined.schema, layout)
 
     checkpointer = Checkpointer(path, config, every, fingerprint, finish=finish)
     if (finished := checkpointer.finished()) is not None:
         return finished
     if not finish:
-        # also for those of the folder, which need not be back yet
+        # Clients that the folder lists may not have reconnected yet.
         registry.wait(network.clients, network.wait)
     settings, device, _ = checkpointer.resumed(settings, "cpu")
     budget = (
@@ -416,6 +440,7 @@ def federate(
     limits = settings.aggregate.limits(untrusted=True, **of_network)
     secure = None
     if network.secure_aggregation and network.secure_norm is not None:
+        # The server cannot shorten an update in a sum: its client clips it, to a norm by round.
         weights_alone = replace(limits, largest_norm=math.inf, clip_above=math.inf)
         secure = SecureAggregation(
             network.rules,
@@ -437,7 +462,7 @@ def federate(
     retrying = Retrying(
         tells_releases=settings.privacy is not None, sizes=joined.sizes if by_example else None
     )
-    # an algorithm that compares has one
+    # An algorithm that compares updates has a sketch.
     compared = Nothing() if streams and sketch is None else sketch
     limiting = Limiting.within(limits, layout.n_parameters, lambda: joined.sizes)
     streaming = Streaming() if streams else None
@@ -453,9 +478,10 @@ def federate(
         matching=MatchingParts(parted_by),
         opposing=OpposingUpdates(settings.aggregate.byzantine) if opposed and not streams else None,
     )
+    # Middleware on single updates needs updates that the server can see.
     middleware = [Timing(meter), *([retrying] if is_secure else arrival)]
     if registry.secret and not finish:
-        # those of the server's seed are no secret
+        # The server knows models drawn from its own seed, so those would be no secret.
         drawn = drawn_by_clients(grid_clients, algorithm.initial_models)
         initial = drawn[0] if algorithm.initial_models == 1 else drawn
     clients = ConnectedClients(Channel(grid_clients, *middleware), registry, path, network.wait)
@@ -476,7 +502,8 @@ def federate(
     history = History(
         joined, task, target, least=settings.min_cluster_size, chosen_by=settings.chosen_by
     )
-    # Models reveal something of the clients' data, and the machine may have other users.
+    # Models reveal something about the clients' data, and the machine may have other users, so
+    # files are readable by their owner only.
     with checkpointer, owner_only(), float32_products(False):
         return run_rounds(algorithm, backend, clients, checkpointer, history, settings, following)
 
@@ -484,7 +511,7 @@ def federate(
 def _registry(
     exchange: Exchange, network: Network, folder: Path | None, declared: DataSchema | None
 ) -> NodeRegistry:
-    """Return the clients of the run: those of its folder, or the first to connect."""
+    """Return the registry of the run's clients: from its folder, or of the first to connect."""
     keys = None if network.keys is None else read_keys(Path(network.keys))
     registry = NodeRegistry(
         exchange, network.identity, keys, declared, NewcomerLimit(network.newcomers)
@@ -497,7 +524,13 @@ def _registry(
 
 
 def _check_keeps_best(settings: RunSettings, algorithm: Algorithm, layout: Layout) -> None:
-    """Check that the server has all models of a round, if the run is to keep the best; a ConfigError if not."""
+    """Check that the server has all models of a round, if the run should keep its best round.
+
+    Raises
+    ------
+    ConfigError
+        If clients store some of the models, or parts of them.
+    """
     if not settings.keep_best:
         return
     name = type(algorithm).__name__
@@ -533,7 +566,7 @@ def _built(
 def _known(
     model: nn.Module | str | Maker | ModelFor, schema: DataSpec, seed: int
 ) -> tuple[str, nn.Module | str | Maker]:
-    """Return a model's name, and the model as a simulation takes it, now that the data is known."""
+    """Return a model's name, and the model in a form that a simulation takes."""
     if isinstance(model, ModelFor):
         make = model.make
         return model.name, lambda seed: make(schema, seed)
@@ -541,5 +574,5 @@ def _known(
 
 
 def _fingerprint(schema: DataSpec, layout: Layout) -> str:
-    """Identify the data of a run, as far as a server knows it."""
+    """Return a digest of the data schema and the model layout of a run."""
     return wire.digest(json.dumps([asdict(schema), wire.layout_digest(layout)]).encode())

@@ -1,4 +1,7 @@
-"""Apps whose settings are Flower's run config: a config of fedclade's, with a section ``[network]``."""
+"""Apps that read their settings from Flower's run config.
+
+The run config is a fedclade config with the additional section ``[network]``.
+"""
 
 from __future__ import annotations
 
@@ -56,32 +59,36 @@ from fedclade.training import REMOTE, choose_device
 
 # A Flower ``ServerApp`` that runs a clustered algorithm.
 
-WIDTH = 100  # of the tables: the output of a ServerApp is a log, which has no width
+WIDTH = 100  # characters of a table's row: the output of a ServerApp is a log without a width
 
 
 @checked()
 def server_app(
     algorithm: Algorithm | str | MakeAlgorithm, model: nn.Module | str | Maker, **settings: Any
 ) -> ServerApp:
-    """Make the app that the server runs; it prints a line a round, and ends with the tables and figures of a run.
+    """Make the app that the server runs.
+
+    It prints one line for each round, and the tables of the run at its end. With a ``folder`` it
+    also draws the figures of the run.
 
     Parameters
     ----------
     algorithm
-        Such as ``CFL(eps2=0.8)`` or ``"cfl"``.
+        Algorithm or its name, such as ``CFL(eps2=0.8)`` or ``"cfl"``.
     model
-        As :func:`fedclade.simulate` takes it, and the same as in
+        Model in a form that :func:`fedclade.simulate` accepts; the same as in
         :func:`fedclade.flower.client_app`.
     **settings
-        Of :func:`fedclade.flower.federate`; name a ``folder`` for a run that outlives its server.
+        Settings of :func:`fedclade.flower.federate`; with a ``folder`` the run survives a restart
+        of its server.
 
     Returns
     -------
     ServerApp
-        Started again with the same folder, it goes on where it stood.
+        App that continues the run if it is started again with the same folder.
     """
     if isinstance(algorithm, str):
-        algorithm_class(algorithm)  # which names the nearest one if there is none of this name
+        algorithm_class(algorithm)  # fails early, and suggests the nearest name
     if isinstance(model, str):
         model_factory(model)
     settings.setdefault("on_round", print_round)
@@ -95,7 +102,10 @@ def server_app(
 
 
 def app_of(run: Callable[[Grid, Context], tuple[Run, Path | None]]) -> ServerApp:
-    """Return a ServerApp around a function that runs a federation; it returns the run and its folder."""
+    """Return a ServerApp around a function that runs a federation.
+
+    The function returns the run and its folder.
+    """
     app = ServerApp()
 
     @app.main()
@@ -130,7 +140,10 @@ def print_round(row: Row, tree: ParameterTree) -> None:
 
 
 SIMULATED = ("faults", "newcomers", "presence", "adversary")
-"""Sections of a config that a network does not need: there clients fail, come and go by themselves."""
+"""Sections of a config for simulations only.
+
+In a network clients fail, join and leave by themselves.
+"""
 
 LISTS = (
     "data.inputs",
@@ -142,11 +155,11 @@ LISTS = (
     "model.common",
     "signature.of",
 )
-"""Lists of a config, which a run config has as strings with commas, as it holds no lists."""
+"""Keys of a config with lists, which are strings with commas in a run config: it has no lists."""
 
 DATA_KEYS = frozenset(
     {
-        # of data sets that are divided among clients
+        # keys of data sets that are divided among clients
         *(
             "name",
             "clients",
@@ -157,7 +170,7 @@ DATA_KEYS = frozenset(
             "validation_fraction",
         ),
         *("test_samples", "test_fraction", "scaling", "augment", "drift", "views"),
-        # of single data sets
+        # keys of single data sets
         *(
             "characters",
             "task",
@@ -168,7 +181,7 @@ DATA_KEYS = frozenset(
             "beta",
             "max_samples",
         ),
-        # of partitions and shifts
+        # keys of partitions and shifts
         *(
             "tests",
             "labels_per_client",
@@ -179,7 +192,7 @@ DATA_KEYS = frozenset(
             "sigma",
         ),
         *("strength", "kind", "level", "owners"),
-        # of clients' own files
+        # keys of clients' own files
         *(
             "files",
             "folder",
@@ -196,25 +209,28 @@ DATA_KEYS = frozenset(
         *("schema", "standardize", "max_words", "inputs_are"),
     }
 )
-"""Keys of ``[data]`` that a run config may set. Data of a user's own code or of an installed package has others."""
+"""Keys of ``[data]`` that a run config may set.
+
+Data sets in a user's own code or in an installed package have other keys.
+"""
 
 DATA_PATHS = {"files": "pattern", "folder": "path", "vectors": "path"}
-"""Keys of ``[data]`` that name files. A client looks for them in its own data folder alone."""
+"""Keys of ``[data]`` that name files. A client reads them only from its own data folder."""
 
 AT_ONCE = 1e-3
-"""Seconds to wait for clients where there are none."""
+"""Seconds to wait for clients when a run is finished without any."""
 
-UserConfig = Mapping[str, bool | float | int | str]  # Flower's: values by section.key
+UserConfig = Mapping[str, bool | float | int | str]  # Flower's run config: values by section.key
 
 
 @dataclass(frozen=True, kw_only=True)
 class AppSettings:
-    """What the ``[network]`` section has besides :class:`~fedclade.flower.Network`."""
+    """Settings of the ``[network]`` section in addition to :class:`~fedclade.flower.Network`."""
 
-    # the run folder, as the server sees it; started again with the same, a run goes on
+    # path of the run folder on the server; with the folder of an earlier run, that run continues
     out: str = "runs/federation"
-    encoding: str = "float32"  # how updates travel: float32, float16 or int8
-    finish: bool = False  # run no further round, but finish the run in the folder where it stands
+    encoding: str = "float32"  # encoding of updates in messages: float32, float16 or int8
+    finish: bool = False  # run no further round, and finish the run in the folder as it is
 
     def __post_init__(self) -> None:
         check_encoding(self.encoding)
@@ -222,7 +238,7 @@ class AppSettings:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """A checked run config: what to run, and the two parts of its ``[network]`` section."""
+    """Checked run config: its sections, and the two parts of its ``[network]`` section."""
 
     config: Config
     network: Network
@@ -230,7 +246,13 @@ class RunConfig:
 
     @classmethod
     def read(cls, run_config: UserConfig) -> RunConfig:
-        """Check a run config of ``rounds``, ``algorithm.name`` and so on; a ConfigError has all problems."""
+        """Check a run config of ``rounds``, ``algorithm.name`` and so on.
+
+        Raises
+        ------
+        ConfigError
+            If the config is not valid; the error lists all problems.
+        """
         check_keys(run_config)
         raw: dict[str, Any] = {}
         for key, value in run_config.items():
@@ -267,25 +289,25 @@ class RunConfig:
         return read
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the config with every default filled in, as a run folder has it."""
+        """Return the config with every default filled in, in the form saved in a run folder."""
         apps = {name: value for name, value in asdict(self.apps).items() if name != "finish"}
         return {**self.config.as_dict(), "network": {**self.network.described, **apps}}
 
 
 def check_keys(run_config: UserConfig) -> None:
-    """Check that a run config sets only keys that it may set; nothing that it names is opened or imported.
+    """Check that a run config sets only keys that it may set.
 
-    A table given as text stands for the value of one key, and never for a whole section: the keys
-    in it would escape this check.
+    Nothing that the config names is opened or imported. A table given as text is the value of one
+    key, and never a whole section, since the keys in it would escape this check.
 
     Raises
     ------
     ConfigError
-        If it does not; a line for each key.
+        If another key is set; one line for each such key.
     """
     top = [field.name for field in fields(TopLevel)]
     allowed = [name for name in (*SECTIONS, "network") if name not in SIMULATED]
-    problems: dict[str, None] = {}  # each once, in their order
+    problems: dict[str, None] = {}  # an ordered set
     for key in run_config:
         *sections, name = key.split(".")
         if len(sections) > 1 or (not sections and name in (*allowed, *SIMULATED)):
@@ -304,7 +326,10 @@ def check_keys(run_config: UserConfig) -> None:
 
 
 def _has_own_data_code(run_config: UserConfig) -> bool:
-    """Return whether data, partition or shift are a user's own or a package's, whose keys only their code knows."""
+    """Return whether data, partition or shift are in a user's or a package's code.
+
+    Only that code knows the keys of its settings.
+    """
     known = {"name": SOURCES, "partition": PARTITIONS, "shift": SHIFTS}
     return any(
         run_config.get(f"data.{key}", next(iter(names))) not in names
@@ -313,10 +338,16 @@ def _has_own_data_code(run_config: UserConfig) -> bool:
 
 
 def _listed(key: str, value: object) -> object:
-    """Return the list that a string with commas stands for, where a config has one; numbers for class weights."""
+    """Return the list in a string with commas if a config has a list there; else the value.
+
+    Class weights become numbers.
+    """
     if key not in LISTS or not isinstance(value, str) or value.startswith("["):
         return value
-    if value in ("balanced", *get_args(Preset)):  # words that stand for lists
+    if value in (
+        "balanced",
+        *get_args(Preset),
+    ):  # names of presets, each of which stands for a list
         return value
     entries = [entry.strip() for entry in value.split(",") if entry.strip()]
     if key != "task.class_weights":
@@ -328,13 +359,16 @@ def _listed(key: str, value: object) -> object:
 
 
 def _unpacked(value: bool | float | int | str) -> Any:
-    """Return a list or a table that is given as text, such as ``'["head.*"]'``: Flower's run config has neither."""
+    """Return a list or a table that is given as text, such as ``'["head.*"]'``.
+
+    Flower's run config has neither lists nor tables.
+    """
     if not isinstance(value, str) or not value.startswith(("[", "{")):
         return value
     try:
         return tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
-        return value  # for the check of what it should be
+        return value  # the later check of the value's type reports the problem
 
 
 def _network(section: Mapping[str, Any]) -> tuple[Network, AppSettings]:
@@ -347,7 +381,15 @@ def _network(section: Mapping[str, Any]) -> tuple[Network, AppSettings]:
 
 
 def server_app_from_config(callbacks: Sequence[Callback] = ()) -> ServerApp:
-    """Make a ServerApp with the settings of the run config; see :func:`fedclade.flower.from_config`."""
+    """Make a ServerApp with the settings of the run config.
+
+    See :func:`fedclade.flower.client_app_from_config` for the clients' side.
+
+    Parameters
+    ----------
+    callbacks
+        Callbacks of the run, see :func:`fedclade.simulate`.
+    """
 
     def run(grid: Grid, context: Context) -> tuple[Run, Path]:
         read = RunConfig.read(context.run_config)
@@ -372,18 +414,25 @@ def server_app_from_config(callbacks: Sequence[Callback] = ()) -> ServerApp:
 
 
 def finish_run(folder: Path) -> Run:
-    """Finish the unfinished run of a server where it stands, on the server alone.
+    """Finish an unfinished run of a server in its current state, on the server alone.
+
+    Parameters
+    ----------
+    folder
+        Folder of the run.
 
     Raises
     ------
     ConfigError
         If the run was not begun by :func:`server_app_from_config`.
     UpdateError
-        If its last round was not evaluated: that takes clients.
+        If the last round of the run was not evaluated, which requires clients.
     RunError, CheckpointError
         If the folder is damaged or has no checkpoint.
     """
-    from fedclade.flower.local_grid import LocalGrid  # made of parts of Flower that no app needs
+    from fedclade.flower.local_grid import (
+        LocalGrid,
+    )  # imported here: it needs parts of Flower that no app needs
 
     noted = read_run_config(folder)
     then = "start its ServerApp again with network.finish = true, or finish = True in Python"
@@ -416,18 +465,25 @@ def client_app_from_config(
 ) -> ClientApp:
     """Make a ClientApp with the settings of the run config; see :func:`fedclade.flower.client_app`.
 
-    The data is the run config's, divided among its ``data.clients``; a node has the part of its
-    ``partition-id``. Where the data is: ``data-dir`` in the node config, or the variable
-    FEDCLADE_DATA_DIR of its environment. If ``data.files`` match the file of one client there, that
-    is the node's own, and ``partition-id`` only numbers it; ``data-files`` in the node config names
-    another file. What a client with differential privacy may spend: ``epsilon`` and ``delta`` in
-    the node config.
+    The data set is specified by the run config and divided among its ``data.clients``; a node owns
+    the share of its ``partition-id``. The data folder is ``data-dir`` in the node config, or the
+    environment variable FEDCLADE_DATA_DIR. If ``data.files`` match the file of one client in that
+    folder, the file is the node's own data, and ``partition-id`` is only its number; ``data-files``
+    in the node config names another file. The privacy budget of a client is ``epsilon`` and
+    ``delta`` in the node config.
 
-    Whoever starts the run writes its config. So a client imports nothing that the config names by
-    ``module:name``, unless the app allows it in ``imports`` or the client itself in ``imports`` of
-    its node config, and it reads ``data.files`` or a ``data.folder`` in its own data folder alone.
-    An algorithm that it does not have is the server's affair. ``queries`` are the classes of
-    queries that a method outside of fedclade brings.
+    The run's config is written by the party that starts the run, which clients need not trust. So a
+    client imports an object that the config names by ``module:name`` only if the app allows it in
+    ``imports``, or the client itself in ``imports`` of its node config, and it reads ``data.files``
+    and a ``data.folder`` only from its own data folder. A client need not have the algorithm, which
+    runs on the server.
+
+    Parameters
+    ----------
+    imports
+        Objects ``module:name`` that a run config may name.
+    queries
+        Classes of queries that a method outside of fedclade needs.
     """
     for query in queries:
         register_query(query)
@@ -504,7 +560,10 @@ def client_app_from_config(
 
 
 def _drop_schema(run_config: dict[str, Any]) -> bool:
-    """Take a declared schema out of a run config, and return whether there is one: the server sends it."""
+    """Remove a declared schema from a run config; return whether there was one.
+
+    The server sends the schema to its clients.
+    """
     keys = [key for key in run_config if key == "data.schema" or key.startswith("data.schema.")]
     for key in keys:
         del run_config[key]
@@ -512,7 +571,7 @@ def _drop_schema(run_config: dict[str, Any]) -> bool:
 
 
 def _confine_paths(run_config: dict[str, Any], folder: str | None, own_files: object) -> None:
-    """Write into a run config where a node finds what :data:`DATA_PATHS` name: in its data folder alone.
+    """Replace the paths of :data:`DATA_PATHS` in a run config by paths in a node's data folder.
 
     The node config may name the node's own file by ``data-files``.
     """
@@ -523,7 +582,9 @@ def _confine_paths(run_config: dict[str, Any], folder: str | None, own_files: ob
         path = str(run_config[key])
         if name == "files":
             title = FilesSettings(files=path, target="").title
-            run_config.setdefault("data.name", title)  # of the run, and not of the node's folder
+            run_config.setdefault(
+                "data.name", title
+            )  # the name is the run's, and must not depend on the node's folder
             path = path if own_files is None else str(own_files)
         place = str(_data_folder(folder, path, f"{key} should be a {rule}"))
         if name == "files":
@@ -533,7 +594,7 @@ def _confine_paths(run_config: dict[str, Any], folder: str | None, own_files: ob
 
 
 def _data_folder(folder: str | None, path: str, rule: str) -> Path:
-    """Return a node's data folder for a path inside it; a DataError, which begins with a rule, if it leads out."""
+    """Return a node's data folder; a DataError, which begins with a rule, if a path leaves it."""
     if folder is None or Path(path).is_absolute() or ".." in Path(path).parts:
         raise DataError(
             f"{rule} inside a node's data folder ({folder or 'no data-dir in the node config'}), "
@@ -543,14 +604,18 @@ def _data_folder(folder: str | None, path: str, rule: str) -> Path:
 
 
 def budget_of(context: Context) -> Budget | None:
-    """Return what a client may spend: ``epsilon`` in its node config, at ``delta`` (1e-5 if left out).
+    """Return a client's privacy budget; None if its node config has no ``epsilon``.
 
-    It is that of the client with all its data, or of each of its examples if ``level`` is
-    ``example``.
+    The budget is ``epsilon`` at ``delta`` (1e-5 if unset) in the node config. It is for the client
+    with all its data, or for each of its examples if ``level`` is ``example``.
 
-    Both are its own to choose. With the δ of the run's config, whoever writes that could set it
-    near 1, where any number of releases costs next to no ε. A ConfigError if they are no numbers,
-    or out of range.
+    Both numbers are the client's to choose. If δ were in the run's config, its author could set it
+    near 1, at which any number of releases costs almost no ε.
+
+    Raises
+    ------
+    ConfigError
+        If a value is not a number or out of range.
     """
     budget = {
         name: context.node_config[name]
@@ -570,9 +635,10 @@ def budget_of(context: Context) -> Budget | None:
 def _load(
     items: tuple[tuple[str, Any], ...], data_dir: str | None, declared: DataSchema | None
 ) -> Federation | TableSource:
-    """Return the data: the tables of one client, or the federation of all that are here, encoded by a declared schema.
+    """Return the tables of one client, or the federation of all clients with data here.
 
-    A process that is many clients in turn, as in Flower's simulation, loads it once.
+    The data is encoded by the declared schema. A process that is many clients in turn, as in
+    Flower's simulation, loads it once.
     """
     config = RunConfig.read(dict(items)).config
     if "files" not in config.data:

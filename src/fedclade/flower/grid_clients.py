@@ -1,4 +1,7 @@
-"""The ``Clients`` protocol over a Flower grid: a query becomes messages, and every answer is checked."""
+"""Implementation of the ``Clients`` protocol over a Flower grid.
+
+Each query becomes messages to nodes, and every reply is checked.
+"""
 
 from __future__ import annotations
 
@@ -76,18 +79,29 @@ from fedclade.flower.wire import Content
 from fedclade.runs import ComingAndGoing
 from fedclade.tasks import FittedTask
 
-# Clients of a network, as an algorithm sees them: new ones are admitted, those that are gone are
+# Clients of a network as an algorithm sees them: new clients are admitted, disconnected clients are
 # left out.
 
 _log = logging.getLogger(__name__)
 
 
 class ConnectedClients(Channel, ComingAndGoing):
-    """Clients that may join before any round, and may be gone for a while or for good.
+    """Clients that may join before any round, and may disconnect for a while or for good.
 
-    A client that is gone stays in its cluster: it is left out of rounds without a wait, and takes
-    part again as soon as it is back. If none is connected, the round waits. The registry is saved
-    in the folder of the run, if it has one.
+    A disconnected client stays in its cluster. Rounds leave it out without waiting for it, and it
+    takes part again as soon as it reconnects. If no client is connected, the round waits. The
+    registry is saved in the folder of the run, if the run has one.
+
+    Parameters
+    ----------
+    clients
+        Clients that reply to queries.
+    registry
+        Registry of the clients and their nodes.
+    folder
+        Folder of the run; None if the run has no folder.
+    wait
+        Seconds to wait for a client if none is connected.
     """
 
     def __init__(
@@ -101,7 +115,7 @@ class ConnectedClients(Channel, ComingAndGoing):
     def begin(
         self, algorithm: Algorithm, state: State, this_round: Round
     ) -> tuple[State, list[Event]]:
-        """Begin a round: add the clients that have joined; return the next state and the events."""
+        """Begin a round and add clients that have joined; return the next state and the events."""
         self._registry.begin(this_round.number)
         if not self._registry.connected:
             self._registry.wait(1, self._wait)
@@ -133,7 +147,13 @@ class ConnectedClients(Channel, ComingAndGoing):
         return state, events
 
     def stay(self, number: int, tree: ParameterTree) -> None:
-        """See which clients are connected, of those that are in the run; wait for one if none is."""
+        """Check after the last round that a client of the run is connected; wait if none is.
+
+        Raises
+        ------
+        UpdateError
+            If no client connects in time.
+        """
         if not self._registry.wait_for_any(self._wait):
             raise UpdateError(
                 f"round {number}, the last, was not evaluated, and no client is connected within "
@@ -142,24 +162,29 @@ class ConnectedClients(Channel, ComingAndGoing):
             )
 
 
-# Clients that are not queried for a while, since they were too late the last time.
+# Clients that are skipped by some queries, since their last reply was too late.
 
-LONGEST = 32  # queries that skip a client, at most, between two that do not
+LONGEST = 32  # largest number of queries in a row that skip a client
 
 
 class Backoff:
-    """A client that is too late is skipped by the next query; late again, by the next 2, then 4, 8, up to 32.
+    """Record of late clients that the next queries skip.
 
-    Otherwise one that hangs would cost the whole deadline at every query. It is counted in queries
-    that would have been put to it, and not in seconds, so that a run does not depend on its speed.
+    A client that is too late is skipped by the next query; if it is too late again, by the next 2
+    queries, then 4, 8, up to 32. Otherwise a client that hangs would cost the whole deadline at
+    every query. The record counts queries that the client would otherwise receive, and not seconds,
+    so that a run does not depend on its speed.
     """
 
     def __init__(self) -> None:
-        self._late: dict[int, int] = {}  # how often in a row each was too late
-        self._skips: dict[int, int] = {}  # queries that are still to skip each
+        self._late: dict[int, int] = {}  # late replies in a row, by client
+        self._skips: dict[int, int] = {}  # queries left to skip, by client
 
     def skipped(self, clients: Collection[int], connected: Collection[int]) -> dict[int, str]:
-        """Return which of the clients this query skips, and why; none if all that are connected would be."""
+        """Return the clients that this query skips, with the reason of each.
+
+        The result is empty if the query would otherwise skip all connected clients.
+        """
         if all(self._skips.get(client, 0) for client in connected):
             return {}
         skipped = [client for client in clients if self._skips.get(client, 0)]
@@ -171,12 +196,12 @@ class Backoff:
         }
 
     def late(self, client: int) -> None:
-        """Note that a client was too late."""
+        """Record that a client's reply was too late."""
         self._late[client] = self._late.get(client, 0) + 1
         self._skips[client] = min(LONGEST, 2 ** (self._late[client] - 1))
 
     def reset(self, client: int) -> None:
-        """Note that a client has answered, or is gone."""
+        """Record that a client has replied in time, or is disconnected."""
         self._late.pop(client, None)
         self._skips.pop(client, None)
 
@@ -184,22 +209,32 @@ class Backoff:
         return "time" if self._late[client] == 1 else f"{self._late[client]} times"
 
 
-# Updates as they arrive over a network, one by one: copied into one tensor, and checked together.
+# Updates arrive over a network one by one; they are copied into one tensor and checked together.
 
 
 class UpdateBuffer:
-    """Room for the updates of some clients: each is copied into its row as it arrives, so that none is kept twice.
+    """Tensor that collects the updates of some clients.
 
-    They are checked together, which takes a fraction of the time of one after the other. ``rows``
-    and ``length`` are how many there is room for, and how long each is; they get the type of
-    ``models``, which the clients were sent.
+    Each update is copied into its row as it arrives, so that no update is stored twice. The updates
+    are checked together, which takes a fraction of the time of separate checks.
+
+    Parameters
+    ----------
+    rows
+        Number of updates that the buffer has room for.
+    length
+        Length of an update.
+    models
+        Models that the clients were sent; the buffer has their type and device.
     """
 
     def __init__(self, rows: int, length: int, models: Tensor) -> None:
         self._deltas = models.new_empty(rows, length)
-        # client, size and loss by row
+        # client, number of training examples, and loss, by row
         self._reply_of: dict[int, tuple[int, int, float | None]] = {}
-        self._component_of: dict[int, int] = {}  # by client, of a mixture
+        self._component_of: dict[
+            int, int
+        ] = {}  # component of a mixture that each client chose, by client
 
     @property
     def full(self) -> bool:
@@ -207,7 +242,7 @@ class UpdateBuffer:
         return len(self._reply_of) == len(self._deltas)
 
     def put(self, client: int, reply: UpdateReply, row: int | None = None) -> None:
-        """Copy an update into the row given, or the next."""
+        """Copy an update into the given row, or the next."""
         row = len(self._reply_of) if row is None else row
         self._deltas[row] = reply.update
         self._reply_of[row] = (client, reply.size, reply.loss)
@@ -215,7 +250,10 @@ class UpdateBuffer:
             self._component_of[client] = reply.component
 
     def checked(self, n_parameters: int, number: int) -> Updates:
-        """Return the usable updates of a round by rows. Losses that clients withhold are NaN."""
+        """Return the usable updates of a round, in the order of rows.
+
+        Losses that clients withhold are NaN.
+        """
         rows = sorted(self._reply_of)
         deltas = self._deltas if self.full else self._deltas[rows]
         replies = [self._reply_of[row] for row in rows]
@@ -246,28 +284,30 @@ DISCLOSES_NO_SCORES = (
 
 
 class GridClients(Workers):
-    """Clients behind a Flower grid: one message to each node, with its own cluster's model.
+    """Clients of a Flower grid.
 
-    Every answer is checked as it arrives: it must be of the round, the query and the model that it
-    was sent, of the right length, and finite. Clients that send something else, or nothing in time,
-    are left out of the round, by name and with the reason. Late answers are discarded.
+    Each node receives one message with the model of its client's cluster. Every reply is checked as
+    it arrives: it must be about the round, the query and the model that the client was sent, have
+    the right length, and be finite. Clients that send another reply, or none in time, are left out
+    of the round, by name and with the reason. Late replies are discarded.
 
     Parameters
     ----------
     exchange
         Sends requests to nodes.
     registry
-        Which client is behind which node, and which nodes are connected.
+        Registry of each client's node and of the connected nodes.
     layout
-        Of the model.
+        Layout of the model.
     task
-        By whose metrics clients are scored.
+        Task with the metrics by which clients are scored.
     sketch
-        What the updates of parts of a client's data are compared by.
+        Sketch by which the updates from splits of a client's data are compared.
     wait
-        Seconds to wait for any client, should all be gone in the middle of a round.
+        Seconds to wait for any client, if all disconnect in the middle of a round.
     secure
-        By which updates are added up under masks; without, each is received by itself.
+        Secure aggregation, which adds updates up under masks; if None, each update is received
+        separately.
     """
 
     def __init__(
@@ -290,21 +330,21 @@ class GridClients(Workers):
         self._backoff = Backoff()
         self._secure = secure
         self._scored: dict[tuple[int, Split], int] = {}
-        """Number of examples of a client's scores, on each split: it is always the same."""
+        """Number of examples that each client is scored on, by split; it never changes."""
 
     @property
     def engine(self) -> str:
-        """Every client chooses its own."""
+        """Engine of local training: always "auto", since each client chooses its own."""
         return "auto"
 
     @property
     def engine_taken(self) -> str | None:
-        """None: it is not known here."""
+        """Engine that training uses: always None, since the server does not know it."""
         return None
 
     @property
     def ids(self) -> Sequence[int]:
-        """All clients that ever joined, in a fixed order."""
+        """Ids of all clients that ever joined, in a fixed order."""
         return self._registry.clients.ids
 
     @property
@@ -313,7 +353,10 @@ class GridClients(Workers):
         return self._registry.clients.sizes
 
     def handle_updates(self, query: UpdateQuery) -> Updates:
-        """Let each client train from its model, or take the gradient at it; return the updates of those that answer."""
+        """Return the updates, or gradients, of the clients that reply.
+
+        Each client starts from the model that the query assigns to it.
+        """
         kind = query.kind
         ids = query.ids
         this_round = query.round
@@ -351,7 +394,10 @@ class GridClients(Workers):
         return updates
 
     def handle_evaluation(self, query: EvaluationQuery) -> Evaluation:
-        """Let each client evaluate its models on a split of its own data, all of them in one message."""
+        """Return the scores of each client's models on a split of its own data.
+
+        A client receives all of its models in one message.
+        """
         if isinstance(query, ChoiceQuery):
             return self._choices(query)
         ids = query.ids
@@ -374,11 +420,13 @@ class GridClients(Workers):
         scores = dict[int, list[Scores]]()
         wins = dict[int, list[int]]()
         left_out: dict[int, str] = {}
-        if split != "train":  # a refusal to train on is for its run to report
+        if (
+            split != "train"
+        ):  # algorithms use scores on training data, so clients report a refusal themselves
             for client in [
                 client for client in contents if not self._registry.discloses_scores(client)
             ]:
-                del contents[client]  # models are large, and it would refuse them
+                del contents[client]  # models are large, and the client would refuse to score them
                 left_out[client] = DISCLOSES_NO_SCORES
 
         def read(client: int, content: Content) -> list[Scores]:
@@ -396,12 +444,12 @@ class GridClients(Workers):
         ):
             self._scored[client, split] = mine[0][2]
             scores[client] = mine
-        if split == "train":  # what a round is made of; scores only describe it
+        if split == "train":  # a round depends on these scores; all other scores only describe it
             check_allowed("evaluate", [*rows], left_out, len(self._registry.connected))
         return evaluation_of(ids, scores, wins, self._task.metrics, left_out)
 
     def _choices(self, query: ChoiceQuery) -> Evaluation:
-        """Let each client choose the best of its models, all of them in one message."""
+        """Return each client's choice of the best of its models; they travel in one message."""
         rows: dict[int, list[int]] = {}
         for client, row in zip(query.ids, query.assignment, strict=True):
             rows.setdefault(client, []).append(row)
@@ -433,7 +481,7 @@ class GridClients(Workers):
         )
 
     def handle_data(self, query: DataQuery[R]) -> R:
-        """Let each client answer from its own data."""
+        """Return the clients' replies to a query about their data."""
         if isinstance(query, RowQuery):
             return cast("R", self._rows(query))
         if isinstance(query, StatisticsQuery):
@@ -444,7 +492,7 @@ class GridClients(Workers):
         )
 
     def _rows(self, query: RowQuery) -> Tensor:
-        """Return the row of each client; zeros of a client that does not reply."""
+        """Return the row of each client; zeros for a client that does not reply."""
         check_travels(type(query))
         schema = self._registry.clients.schema
         shape = query.shape(schema)
@@ -452,7 +500,7 @@ class GridClients(Workers):
         contents = dict.fromkeys(query.ids, content)
         rows = query.no_rows(schema)
         place_of = {client: place for place, client in enumerate(query.ids)}
-        left_out: dict[int, str] = {}  # those clients are queried again, and reported then
+        left_out: dict[int, str] = {}  # these clients are queried again, and reported after that
 
         def read(client: int, content: Content) -> Tensor:
             return read_row(query, content, shape)
@@ -465,7 +513,7 @@ class GridClients(Workers):
         return rows
 
     def _statistics(self, query: StatisticsQuery) -> Statistics:
-        """Return the statistics of all clients together; an UpdateError unless most reply."""
+        """Return the statistics of all clients; raise an UpdateError unless most reply."""
         clients = self._registry.clients
         content = self.content(query.kind, {})
         columns = math.prod(clients.schema.input_shape)
@@ -474,7 +522,7 @@ class GridClients(Workers):
     def content(
         self, kind: str, values: Mapping[str, Any], vectors: Mapping[str, Array] | None = None
     ) -> RecordDict:
-        """Return the content of a request of a kind about this model."""
+        """Return the message content of one kind of request about this run's model."""
         values = {"what": kind, **values, "layout": self._structure, **self._registry.of_all}
         return wire.record(values, vectors)
 
@@ -487,10 +535,30 @@ class GridClients(Workers):
         left_out: dict[int, str],
         largest: int = 0,
     ) -> Iterator[tuple[int, T]]:
-        """Send clients requests, and yield as they arrive what is read of their answers; note why others are left out.
+        """Send requests to clients; yield each client with its parsed reply, in order of arrival.
 
-        Clients that are gone, or were late before, are skipped. If none is connected, and none
-        comes back in time, it is an UpdateError, but for scores: a run can do without.
+        Clients that are disconnected, or were late before, are skipped.
+
+        Parameters
+        ----------
+        contents
+            Content of the request, by client.
+        kind
+            Type of the Flower message.
+        group
+            Group of the Flower messages, for Flower's logs.
+        read
+            Parser and check of a reply, given the client and the content.
+        left_out
+            Dictionary that receives the reason of each client that is left out.
+        largest
+            Largest size of the vectors of a reply, in bytes.
+
+        Raises
+        ------
+        UpdateError
+            If no client is connected or reconnects in time. Requests for scores then yield nothing
+            instead, since a run can do without scores.
         """
         if not self._registry.wait_for_any(self._wait) and kind != MessageType.EVALUATE:
             raise UpdateError(
@@ -525,9 +593,9 @@ class GridClients(Workers):
         replies: Iterator[tuple[int, UpdateReply]],
         left_out: Mapping[int, str],
     ) -> Updates:
-        """Return all updates in the order of the query; or, if it has a sink, those that it did not take."""
+        """Return all updates in the order of the query, or those that its sink did not take."""
         length, _ = self._shape(query)
-        # whatever the order in which they arrive: results must not depend on that
+        # Rows are in the order of the query, since results must not depend on the order of arrival.
         if query.sink is None:
             place_of = {client: place for place, client in enumerate(query.ids)}
             buffer = UpdateBuffer(len(query.ids), length, query.models)
@@ -553,7 +621,7 @@ class GridClients(Workers):
         return Members(self._registry.clients.sizes, self._registry.keys)
 
     def _shape(self, query: UpdateQuery) -> tuple[int, int]:
-        """Return how long an update is, and how much of it is compared."""
+        """Return the length of an update, and the number of its entries that are compared."""
         if query.is_secret:
             return 0, 0
         if query.mixture is not None:
@@ -566,7 +634,7 @@ class GridClients(Workers):
         return self.layout.size + sketches, self.layout.n_parameters
 
     def _examples(self, client: int, split: Split) -> int | None:
-        """Return how many examples a client is scored on, if that is known."""
+        """Return the number of examples that a client is scored on, if it is known."""
         size = self._registry.clients.sizes[client]
         if split == "train" and self._task.kind != "language" and largest_of_class(size) == size:
             return size

@@ -1,12 +1,12 @@
-"""The kinds of questions that a client answers over a network: the one table of them.
+"""Table of the kinds of queries that a client replies to over a network.
 
 A kind that is not in the table is refused. A kind that is about a client's data names the class of
 its query, which declares what a reply reveals. Clients with privacy or secure aggregation refuse a
 class that declares nothing.
 
-Kinds of :class:`~fedclade.RowQuery` need no more than their class. A package or a user brings one
-by ``client_app(queries=[...])`` or by an entry point of the group ``fedclade.queries``, never by a
-name in a message, and a client answers it only if its policy names the kind.
+Kinds of :class:`~fedclade.RowQuery` need only their class. A package or a user adds one by
+``client_app(queries=[...])`` or by an entry point of the group ``fedclade.queries``, never by a
+name in a message, and a client replies to it only if its policy names the kind.
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ RESERVED = frozenset(
         "what",
     }
 )
-"""Names of values that a message has anyway, so no field of a query can have them."""
+"""Names of values that messages use themselves, so no field of a query can have them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """What is known of a kind of question.
+    """Properties of a kind of query.
 
     Parameters
     ----------
     query
-        Class of its query; None for a question of the protocol, which is not about the client's
+        Class of the query; None for a request of the protocol, which is not about the client's
         data.
     allowed_as
-        Name by which a client's policy allows it; empty if it needs no permission.
+        Name by which a client's policy allows the kind; empty if it needs no permission.
     takes_sums
-        Whether the question carries the statistics of all clients' examples, if these scale inputs
+        Whether the message includes the statistics of all clients' examples, if these scale inputs
         or weight labels.
     """
 
@@ -71,14 +71,14 @@ class Kind:
 
     @property
     def row_query(self) -> type[RowQuery] | None:
-        """Class of its query, if the reply is one row of numbers."""
+        """Class of the query, if the reply is one row of numbers; else None."""
         if self.query is not None and issubclass(self.query, RowQuery):
             return self.query
         return None
 
 
 def kind_of_rows(query: type[RowQuery]) -> Kind:
-    """Return the kind of question of a class of row queries."""
+    """Return the kind of query of a class of row queries."""
     return Kind(query=query, allowed_as=query.kind, takes_sums=True)
 
 
@@ -99,13 +99,19 @@ KINDS: dict[str, Kind] = {
     "agree": Kind(allowed_as="train"),
     "unmask": Kind(allowed_as="train"),
 }
-"""Every kind that this process knows, by the name in a message; :func:`register_query` adds to it."""
+"""All kinds that this process knows, by the name in a message.
+
+:func:`register_query` adds a kind.
+"""
 
 SKETCH = "sketch"
-"""What a policy calls the signs of a sketch of an update, which leave unmasked beside a masked update."""
+"""Name in a policy for the signs of a sketch, which leave unmasked with a masked update."""
 
 ALWAYS = ("update", "nothing")
-"""What needs no name in a policy's ``disclose``: updates leave masked or with noise, and nothing is nothing."""
+"""Values of a query's ``discloses`` that a policy need not name.
+
+Updates leave masked or with noise, and "nothing" discloses nothing.
+"""
 
 
 def register_query(query: type[RowQuery]) -> None:
@@ -114,14 +120,14 @@ def register_query(query: type[RowQuery]) -> None:
     Raises
     ------
     ConfigError
-        If it is no class of row queries, does not declare what it must, cannot travel, or has the
-        name of another kind.
+        If the class is no class of row queries, lacks a required declaration, cannot be sent in a
+        message, or has the name of another kind.
     """
     if not (isinstance(query, type) and issubclass(query, RowQuery)):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"queries should be subclasses of fedclade.RowQuery, got {shown(query)}")
     check_travels(query)
     known = KINDS.get(query.kind)
-    # A notebook that is run again defines its class again, so the latest class counts.
+    # A notebook that is run again defines its class again, so the latest class replaces it.
     is_same = known is not None and _name_of(known.query) == _name_of(query)
     if known is not None and not is_same:
         raise ConfigError(
@@ -132,12 +138,12 @@ def register_query(query: type[RowQuery]) -> None:
 
 
 def check_travels(query: type[RowQuery]) -> None:
-    """Check that a class of row queries can travel over a network.
+    """Check that a class of row queries can be sent in messages.
 
     Raises
     ------
     ConfigError
-        If it does not declare what it must, or a field has a name that messages use otherwise.
+        If it lacks a required declaration, or a field has a name that messages use themselves.
     """
     check_kind(query)
     if (name := query.reply_name or query.kind) in RESERVED | {"round"}:
@@ -155,12 +161,12 @@ def check_travels(query: type[RowQuery]) -> None:
 
 
 def load_installed(names: Iterable[str]) -> None:
-    """Add those kinds of some names to the table that installed packages bring.
+    """Add the kinds of these names that installed packages provide to the table.
 
     Raises
     ------
     ConfigError
-        If an entry point cannot be loaded, or its name is not that of the kind.
+        If an entry point cannot be loaded, or its name is not the name of the kind.
     """
     points = installed("queries")
     for name in names:
@@ -183,7 +189,7 @@ def allowable() -> tuple[str, ...]:
 
 
 def disclosures() -> tuple[str, ...]:
-    """Return the names of what a policy may disclose, each once, in the order of the table."""
+    """Return the names that a policy may disclose, each once, in the order of the table."""
     declared = [kind.query.discloses for kind in KINDS.values() if kind.query is not None]
     return tuple(
         dict.fromkeys([SKETCH, *(name for name in declared if name and name not in ALWAYS)])

@@ -1,4 +1,7 @@
-"""Records that a client keeps for its life: what it has answered, and what therefore may not leave it again."""
+"""Records that a client stores for its lifetime, such as counts of the replies that have left it.
+
+A client uses them to decide whether a further reply may leave.
+"""
 
 from __future__ import annotations
 
@@ -14,34 +17,34 @@ from flwr.app import ConfigRecord, RecordDict
 from fedclade.core import PolicyError, alone, appear
 
 FORMAT = 1
-"""Version of the layout of every such file."""
+"""Version of the format of every such file."""
 
 R = TypeVar("R")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordKind(Generic[R]):
-    """What a record is, and how it becomes JSON.
+    """Description of a kind of record, and its conversion to JSON.
 
     Parameters
     ----------
     file
-        Name of its file in the client's folder, such as ``policy.json``.
+        Name of the record's file in the client's folder, such as ``policy.json``.
     what
-        What it is, for the error if it is damaged, such as "the count of what this client has
-        answered".
+        Description of the record, for the error if it is damaged, such as "the count of what this
+        client has answered".
     consequence
-        What that means, such as "nothing leaves it".
+        Consequence of a damaged record, such as "nothing leaves it".
     empty
-        Makes the record of a client that has answered nothing yet.
+        Function that makes the record of a client without any replies yet.
     encoded
-        Returns a record as JSON has it, always with the same names.
+        Function that returns a record as JSON values, always with the same names.
     decoded
-        Returns a record from that, which has all of these names; of damaged values it raises a
-        ValueError, TypeError, KeyError or AttributeError.
+        Function that returns a record from such values, which have all of these names; for damaged
+        values it raises a ValueError, TypeError, KeyError or AttributeError.
     combined
-        Returns one record from the one in Flower's state, which is of one run, and the one in
-        memory.
+        Function that combines the record in Flower's state, which belongs to one run, with the
+        record in memory.
     """
 
     file: str
@@ -54,11 +57,11 @@ class RecordKind(Generic[R]):
 
 
 class LastingRecord(Generic[R]):
-    """One record of a client: in a file in its folder, for its life.
+    """One record of a client, in a file in its folder for its lifetime.
 
-    Without a folder it is in memory, and in ``state``, which Flower stores of a client between two
-    messages: for the life of its SuperNode. The file is written whole, and only its owner may read
-    it.
+    Without a folder the record is in memory, and in ``state``, which Flower stores for a client
+    between two messages: for the lifetime of its SuperNode. The file is written atomically, and
+    only its owner may read it.
     """
 
     def __init__(self, folder: Path | None, kind: RecordKind[R]) -> None:
@@ -67,17 +70,20 @@ class LastingRecord(Generic[R]):
         self._latest = kind.empty()
 
     def alone(self) -> AbstractContextManager[None]:
-        """Keep other processes from the record while it is read and written: two may serve one client."""
+        """Lock the record against other processes while it is read and written.
+
+        Two processes may serve one client.
+        """
         return nullcontext() if self._path is None else alone(self._path)
 
     def read(self, state: RecordDict | None = None) -> R:
-        """Return the record; a PolicyError if it is damaged."""
+        """Return the record; raise a PolicyError if it is damaged."""
         if self._path is not None:
             try:
                 text = self._path.read_bytes()
             except FileNotFoundError:
                 return self._kind.empty()
-            except OSError as error:  # such as a folder of that name
+            except OSError as error:  # for example, a folder has that name
                 raise self._damaged(str(self._path), error) from error
             return self._parsed(text, str(self._path))
         stored = (state or {}).get(self._name)

@@ -1,4 +1,4 @@
-"""A grid whose nodes live in this process: for tests, and to try an app without a SuperLink."""
+"""Grid with nodes in this process: for tests, and to try an app without a SuperLink."""
 
 from __future__ import annotations
 
@@ -18,7 +18,17 @@ from flwr.supercore.task_identity import TaskIdentity
 
 @dataclass
 class LocalNode:
-    """A node of a :class:`LocalGrid`: its client's app, its config, and whether it is connected."""
+    """Node of a :class:`LocalGrid`.
+
+    Parameters
+    ----------
+    app
+        App of the node's client.
+    config
+        Node config.
+    connected
+        Whether the node is connected.
+    """
 
     app: ClientApp | Callable[[Message, Context], Message]
     config: Mapping[str, str | int | float | bool] = field(
@@ -28,10 +38,17 @@ class LocalNode:
 
 
 class LocalGrid(Grid):
-    """Flower's grid protocol without a network: every message goes through Flower's own serialisation.
+    """Flower's grid protocol without a network.
 
-    A node answers when its answer is pulled, one after the other, so that answers take memory one
-    at a time. Nodes are given by id; the run config is in every node's context.
+    Every message passes through Flower's own serialization. A node replies when its reply is
+    pulled, one node after the other, so only one reply at a time takes memory.
+
+    Parameters
+    ----------
+    nodes
+        Nodes by id.
+    run_config
+        Run config in every node's context.
     """
 
     def __init__(
@@ -42,7 +59,7 @@ class LocalGrid(Grid):
         self.nodes = dict(nodes)
         self._run_config = dict(run_config or {})
         self._run = Run.create_empty(1)
-        # Messages note their sender, which Flower knows once a process serves it.
+        # Messages contain their sender, which Flower takes from the identity of the process.
         TaskIdentity.task_id = 1
         TaskIdentity.run_id = self._run.run_id
         TaskIdentity.node_id = SUPERLINK_NODE_ID
@@ -55,7 +72,7 @@ class LocalGrid(Grid):
 
     @property
     def run(self) -> Run:
-        """The run."""
+        """Run of the grid."""
         return self._run
 
     def create_message(
@@ -83,7 +100,7 @@ class LocalGrid(Grid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the answers to messages, each made now."""
+        """Return the replies to messages; each node computes its reply now."""
         return [
             self._answer(self._waiting.pop(each))
             for each in list(message_ids)
@@ -93,7 +110,7 @@ class LocalGrid(Grid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Send messages and return the answers."""
+        """Send messages and return the replies."""
         return self.pull_messages(self.push_messages(messages))
 
     def _answer(self, message: Message) -> Message:
@@ -108,7 +125,7 @@ class LocalGrid(Grid):
         try:
             return _sent(there.app(_sent(message), context))
         except Exception as error:
-            # of whatever kind: it is the app's, and a SuperNode survives it too
+            # Every kind of error of an app is caught, as a SuperNode does.
             return Message(
                 Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{type(error).__name__}: {error}"),
                 reply_to=message,
@@ -116,5 +133,5 @@ class LocalGrid(Grid):
 
 
 def _sent(message: Message) -> Message:
-    """Return a message as it arrives."""
+    """Return a message in the form in which it arrives."""
     return message_from_proto(message_to_proto(message))

@@ -1,4 +1,7 @@
-"""The models of a query as they travel: what each client is sent, and by which name it says what it trained from."""
+"""Models of a query in messages: the vectors for each client, and the models' names.
+
+A client reports the model that it trained from by the model's name.
+"""
 
 from __future__ import annotations
 
@@ -29,15 +32,15 @@ from fedclade.core import (
 from fedclade.flower import wire
 from fedclade.flower.wire import Content
 
-# The local training that a server asks for: read by the client, and refused where it is not known
-# there.
+# The local training that a server requests. The client reads it, and refuses settings that it does
+# not know.
 
 
 def read_spec(content: Content) -> LocalTraining:
-    """Return the local training that a query names; an UpdateError if there is none like that here."""
+    """Return the local training that a query requests; raise an UpdateError if unknown here."""
     kept = content.json("spec")
     optimizer = kept.get("optimizer", "sgd")
-    # a module:name imports what the server likes
+    # A name such as module:name would import code of the server's choice.
     if not isinstance(optimizer, str) or optimizer not in OF_TORCH:
         raise UpdateError(unknown("optimizer of its local training:", optimizer, OF_TORCH))
     options = kept.get("options")
@@ -53,7 +56,7 @@ def read_spec(content: Content) -> LocalTraining:
 
 
 def read_rule(content: Content) -> LocalRule | None:
-    """Return the local rule that a query names, if it does; an UpdateError if there is none like that here."""
+    """Return the local rule of a query, None if it has none; an UpdateError if unknown here."""
     if "rule" not in content.values:
         return None
     try:
@@ -67,14 +70,14 @@ Vectors = Mapping[str, Array]
 
 @dataclass(frozen=True, eq=False)
 class ModelsSent:
-    """By client: the vectors of its message, and the name of the model that it trains from."""
+    """Vectors of each client's message, and name of the model that it trains from, by client."""
 
     vectors: Mapping[int, Vectors]
     names: Mapping[int, str]
 
     @classmethod
     def of(cls, query: UpdateQuery) -> Self:
-        """Return what a query to train models sends."""
+        """Return the vectors and names of a query to train models."""
         models = query.models
         rows = dict(zip(query.ids, query.assignment, strict=True))
         if query.mixture is not None:
@@ -95,7 +98,10 @@ class ModelsSent:
 
 
 def of_mixture(query: UpdateQuery | EvaluationQuery) -> Vectors:
-    """Return the vectors of a query about a mixture: its models by their numbers, and P̂ as ``rates`` if it has that."""
+    """Return the vectors of a query about a mixture.
+
+    They are its models by their numbers, and P̂ as ``rates`` if the mixture has it.
+    """
     vectors = {
         str(row): array
         for row, array in wire.raw_vectors(query.models, range(len(query.models))).items()
@@ -106,14 +112,17 @@ def of_mixture(query: UpdateQuery | EvaluationQuery) -> Vectors:
 
 
 def as_values(query: UpdateQuery | EvaluationQuery) -> dict[str, int | bool]:
-    """Return what a message says of the mixture that its models are: of how many; nothing if they are none."""
+    """Return a message's values on the mixture that its models form; empty without a mixture."""
     return (
         {"mixture": len(query.models), "by_label": query.mixture.by_label} if query.mixture else {}
     )
 
 
 def training_values(query: UpdateQuery, sketch: Sketch | None) -> dict[str, Any]:
-    """Return what a query to train says; the sketch is what updates of parts of the data are compared by."""
+    """Return the values of a query to train.
+
+    The updates from splits of the data are compared by ``sketch``.
+    """
     this_round = query.round
     return {
         **{"round": this_round.number, "query": this_round.query, "purpose": this_round.purpose},
@@ -136,15 +145,26 @@ def training_values(query: UpdateQuery, sketch: Sketch | None) -> dict[str, Any]
 
 
 def models_of_mixture(content: Content) -> int:
-    """Return of how many models a mixture is that a message is about; 0 if of none."""
+    """Return the number of models of the mixture in a message; 0 without a mixture."""
     return content.get("mixture", int) if "mixture" in content.values else 0
 
 
 def read_mixture(content: Content, labels: int | None) -> tuple[list[str], Mixture | None]:
-    """Return the names of the models of a mixture, and the mixture; none and None if a message is about something else.
+    """Return the names of the models of a mixture, and the mixture.
 
-    ``labels`` is how many there are, or None where examples do not have one each. An UpdateError if
-    it cannot be read.
+    Without a mixture the result is an empty list and None.
+
+    Parameters
+    ----------
+    content
+        Content of the message.
+    labels
+        Number of labels; None if examples do not have one label each.
+
+    Raises
+    ------
+    UpdateError
+        If the mixture cannot be read.
     """
     if (models := models_of_mixture(content)) == 0:
         return [], None
@@ -165,10 +185,12 @@ def read_mixture(content: Content, labels: int | None) -> tuple[list[str], Mixtu
 
 
 def length_of(query: UpdateQuery, layout: Layout, labels: int | None) -> tuple[int, int]:
-    """Return how long the update of all models of a mixture is, and how much of it are parameters.
+    """Return the length of an update of all models of a mixture, and its number of parameters.
 
-    A ConfigError is raised if it should come with a table of labels, and examples do not have one
-    each.
+    Raises
+    ------
+    ConfigError
+        If the update should include a table of labels, and examples do not have one label each.
     """
     K = len(query.models)
     by_label = query.mixture is not None and query.mixture.by_label

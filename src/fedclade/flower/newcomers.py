@@ -1,4 +1,7 @@
-"""A limit on newcomers: how many clients may join a run within some rounds, where nobody has listed their keys."""
+"""Limit on newcomers: the number of clients that may join a run within some rounds.
+
+It applies if no list of clients' keys is set.
+"""
 
 from __future__ import annotations
 
@@ -9,28 +12,28 @@ from dataclasses import dataclass
 from fedclade.flower.registration import RegisteredClient
 
 NEW_FOR = 10
-"""Rounds for which a client counts as a newcomer."""
+"""Number of rounds for which a client counts as a newcomer."""
 
 AT_LEAST = 2
-"""Newcomers that are always allowed, so that a federation of a few clients can grow."""
+"""Number of newcomers that are always allowed, so that a small federation can grow."""
 
 
 @dataclass(frozen=True)
 class NewcomerLimit:
-    """A limit on the newcomers of a run.
+    """Limit on the newcomers of a run.
 
-    Anybody can start as many clients as they like and let them join together. Without a list of
-    keys nothing says that they are different parties. So a client counts as a newcomer in its first
-    :data:`NEW_FOR` rounds, unless it was there when the first round began. The newcomers are at
-    most a share of the other clients that are connected, but :data:`AT_LEAST` as many. This gives
-    the clients that know each other time to see what newcomers do. It does not keep out a crowd
-    that is patient, and a crowd that waits delays honest newcomers.
+    One party can start any number of clients and let them join together. Without a list of keys
+    there is no evidence that they are different parties. So a client counts as a newcomer in its
+    first :data:`NEW_FOR` rounds, unless it was connected when the first round began. Newcomers are
+    at most a share of the other connected clients, but at least :data:`AT_LEAST` are allowed. This
+    gives the earlier clients time to observe the effect of newcomers. It does not keep out a
+    patient group of malicious clients, and such a group delays honest newcomers while it waits.
 
     Parameters
     ----------
     share
-        The number of newcomers over the number of other clients. Infinity is no limit, and 0 admits
-        nobody.
+        Largest number of newcomers divided by the number of other clients. Infinity means no limit,
+        and 0 admits no newcomers.
     """
 
     share: float = math.inf
@@ -38,10 +41,18 @@ class NewcomerLimit:
     def room(
         self, number: int, registered: Mapping[int, RegisteredClient], connected: Collection[int]
     ) -> int | None:
-        """Return how many more clients may join in a round; None if there is no limit.
+        """Return the number of further clients that may join in a round; None if unlimited.
 
-        ``connected`` are nodes. Newcomers that have left count on, or others could take their
-        places at once.
+        Newcomers that have left still count, or others could take their places at once.
+
+        Parameters
+        ----------
+        number
+            Number of the round, from 1.
+        registered
+            Registered clients by number.
+        connected
+            Nodes that are connected.
         """
         if math.isinf(self.share) or number <= 1:
             return None

@@ -1,4 +1,4 @@
-"""Which client is behind which node: which have joined, which are connected now, and which nodes were refused."""
+"""Registry of a run's clients and their nodes: joined, connected and refused."""
 
 from __future__ import annotations
 
@@ -31,30 +31,45 @@ from fedclade.flower.schema_exchange import read_proposal, write_agreed
 from fedclade.flower.signing import Request
 from fedclade.flower.wire import Content, clean, untrusted
 
-# The file of a run folder that says which client is behind which node.
+# The file of a run folder that lists the clients and their nodes.
 
 CLIENTS = "clients.json"
 
 SCHEMA = "schema.json"
-"""The agreed schema, in the form that ``[data] schema`` may name."""
+"""File name of the agreed schema, in the format that ``[data] schema`` accepts."""
 
 _COMMON = ("description", "layout", "secret", "task", "scaled", "encoding")
 
 
 @dataclass(frozen=True)
 class SavedClients:
-    """The clients of a run by number, those that were connected, and what all have in common."""
+    """Clients of a run as saved in its folder.
+
+    Parameters
+    ----------
+    clients
+        Registered clients by number.
+    connected
+        Clients that were connected when the registry was saved.
+    common
+        Registration with the values that all clients have in common.
+    run
+        Name of the run; clients store their state under it.
+    statistics
+        Statistics of all clients' examples, if clients need them.
+    agreed
+        Schema by which all clients encode their data, if there is one.
+    """
 
     clients: Mapping[int, RegisteredClient]
     connected: Set[int]
     common: Registration
-    run: str = ""  # its name to clients, which keep what they have for one run
-    # what all clients' examples come to, where they need to know
+    run: str = ""
     statistics: Statistics | None = None
-    agreed: DataSchema | None = None  # by which all clients encode their data
+    agreed: DataSchema | None = None
 
     def save(self, folder: Path) -> None:
-        """Write them, if anything has changed; a RunError if that fails."""
+        """Write the clients to a folder, if anything has changed; a RunError if that fails."""
         kept = {
             "clients": {str(client): asdict(one) for client, one in self.clients.items()},
             "connected": sorted(self.connected),
@@ -76,7 +91,7 @@ class SavedClients:
 
     @classmethod
     def load(cls, folder: Path) -> SavedClients | None:
-        """Read them; None if there is no file, and a RunError if it is damaged."""
+        """Read the clients from a folder; None if there is no file, a RunError if it is damaged."""
         path = folder / CLIENTS
         try:
             kept = json.loads(path.read_text())
@@ -116,15 +131,18 @@ class SavedClients:
 
 
 REGISTRATION_SECONDS = 600.0
-"""How long a node may take to register. The run does not wait for it: it takes part from the next round."""
+"""Seconds that a node has to register.
 
-# seconds after which a node that was refused may register again: what was wrong may be mended
+The run does not wait for the node, which takes part from the next round.
+"""
+
+# Seconds until a refused node is requested to register again: its problem may have been solved.
 RETRY_AFTER = 30.0
-REFRESH_EVERY = 0.5  # seconds between two looks at which nodes are connected, while too few are
-# seconds between two looks at which nodes are connected, while answers are awaited
+# Seconds between two updates of the connected nodes, while too few are connected.
+REFRESH_EVERY = 0.5
+# Seconds between two updates of the connected nodes, while replies are awaited.
 REFRESH_MEANWHILE = 3.0
-# one part in so many of the time to wait for any client is given to the others, once the first is
-# back
+# Once one client has reconnected, the others have a 30th of the waiting time to reconnect, too.
 GATHERING = 30
 
 _log = logging.getLogger(__name__)
@@ -132,13 +150,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Changes:
-    """Clients that went or came back, and nodes that were refused or have to wait. New clients are in the registry."""
+    """Clients that disconnected or reconnected, and nodes that were refused or have to wait.
+
+    New clients are in the registry.
+    """
 
     disconnected: list[int] = field(default_factory=list[int])
     reconnected: list[int] = field(default_factory=list[int])
     refused: dict[int, str] = field(default_factory=dict[int, str])
     postponed: list[int] = field(default_factory=list[int])
-    """Nodes of newcomers that wait for a later round, if these are others than before."""
+    """Nodes of newcomers that wait for a later round; empty if they are the same as before."""
 
 
 @dataclass(frozen=True)
@@ -149,33 +170,33 @@ class _Refusal:
 
 @dataclass(frozen=True)
 class _NodeProposal:
-    number: int | None  # of the client, if it says one
+    number: int | None  # of the client, if it reports one
     proposal: Proposal
 
 
 class NodeRegistry:
-    """The clients of a run, and the nodes that they are behind.
+    """Registry of the clients of a run and of the node of each client.
 
-    What clients of a run have in common (the model's structure, what examples look like, the
-    secret) is what most of the first have, so that one that is set up wrongly shuts out only
-    itself.
+    The clients of a run have in common the model's structure, the shape of examples, and the
+    secret. These values are the majority's among the first clients, so a misconfigured client
+    excludes only itself.
 
     Parameters
     ----------
     exchange
         Sends requests to nodes.
     identity
-        What identifies a client that comes back: its ``node``, whose id Flower binds to the node's
-        key, or the ``number`` that it says it has, for nodes without keys, whose ids do not last. A
-        client that keeps a key of its own in its folder is identified by that alone.
+        Identity of a client that reconnects: its ``node``, with an id that Flower binds to the
+        node's key, or the ``number`` that the client reports, for nodes without keys, whose ids
+        change. A client that stores a key of its own in its folder is identified by that key alone.
     keys
-        The number of each client by its public key, where an operator lists them: no others are
+        Number of each client by its public key, if an operator lists the keys: no other client is
         admitted.
     declared
-        The schema that all clients encode their data by, where an operator declares one. Otherwise
-        the first clients agree on one, if their data has named columns or is texts.
+        Schema that all clients encode their data by, if an operator declares one. Otherwise the
+        first clients agree on a schema, if their data has named columns or is text.
     newcomers
-        How many clients may join once the first round has begun; without a list of keys alone.
+        Limit on the clients that may join after the first round has begun; ignored with ``keys``.
     """
 
     def __init__(
@@ -189,43 +210,44 @@ class NodeRegistry:
         self._exchange = exchange
         self._limit = newcomers if newcomers is not None and keys is None else NewcomerLimit()
         self._round = 0
-        """The round that is going on; 0 before the first."""
+        """Number of the current round; 0 before the first."""
         self._postponed: frozenset[int] = frozenset()
-        """Nodes of newcomers that wait for a later round, at the last changes()."""
-        self.run = secrets.token_hex(8)  # its name to clients; the same when it goes on
+        """Nodes of newcomers that waited for a later round at the last call of changes()."""
+        # Name of the run, by which clients know it; the same when the run is continued.
+        self.run = secrets.token_hex(8)
         self._admission = Admission(identity, keys)
         self._registered: dict[int, RegisteredClient] = {}
         self._truth: dict[int, int] = {}
         self._connected: set[int] = set()
-        # requests to register that are not answered yet, by message
+        # requests to register without a reply yet, by message
         self._pending: dict[str, Request] = {}
         self._declared = declared
         self._take_schema(declared)
         self._proposals: dict[int, _NodeProposal] = {}
-        """Schemas that nodes propose, until there are enough clients to agree on one."""
+        """Schemas that nodes propose, until enough clients are there to agree on one."""
         self._unverified: set[int] = set()
-        """Nodes of clients that signed with another key, or may have to: they must register anew."""
+        """Nodes that must register again: their client's key has changed, or may have changed."""
         self._waiting: list[Registration] = []
-        """Clients that wait for enough others, so that it is known what most have in common."""
+        """Registrations that wait for enough others, so that a majority is known, or for room."""
         self._refused: dict[int, _Refusal] = {}
         self._new_refusals: dict[int, str] = {}
-        # clients at the last changes()
+        # clients at the last call of changes()
         self._connected_before = set[int]()
         self._registered_before = set[int]()
         self._common: Registration | None = None
-        # what all clients' examples come to, where they need to know
+        # statistics of all clients' examples, if clients need them
         self.statistics: Statistics | None = None
         self._refreshed = exchange.clock()
         exchange.between_polls = self._refresh_if_due
 
     @property
     def settled(self) -> bool:
-        """Whether it is settled what the clients of the run have in common."""
+        """Whether the values that the run's clients have in common are settled."""
         return self._common is not None
 
     @property
     def clients(self) -> ClientRegistry:
-        """All clients that ever joined; it grows."""
+        """All clients that ever joined; the object grows during the run."""
         return self._clients
 
     @property
@@ -235,12 +257,15 @@ class NodeRegistry:
 
     @property
     def of_all(self) -> Mapping[str, Any]:
-        """What every query about a model says of the run: its name, the agreed schema, and all clients' statistics."""
+        """Values of the run in every query about a model.
+
+        They are the run's name, the agreed schema, and the statistics of all clients.
+        """
         statistics = {} if self.statistics is None else as_values(self.statistics)
         return {"run": self.run, **self._agreed_values, **statistics}
 
     def _take_schema(self, schema: DataSchema | None) -> None:
-        """Take the schema that all clients encode their data by; it is written once, for all messages."""
+        """Set the agreed schema, and serialize it once for all messages."""
         self.agreed = schema
         self._agreed_values: Mapping[str, Any] = (
             {} if schema is None else {"agreed": write_agreed(schema)}
@@ -248,12 +273,15 @@ class NodeRegistry:
 
     @property
     def scaled(self) -> bool:
-        """Whether clients scale their inputs by what those of all come to."""
+        """Whether clients scale their inputs by the statistics of all clients."""
         return self._common is not None and self._common.scaled
 
     @property
     def columns(self) -> Mapping[str, object]:
-        """The names of inputs and labels, and the mean and deviation that scale inputs, for users of a model."""
+        """Names of inputs and labels, and mean and deviation of scaled inputs.
+
+        Users of a model need them.
+        """
         found: dict[str, object] = {}
         if self.agreed is not None:
             names = {"columns": self.agreed.encoded_names, "labels": self.agreed.label_names}
@@ -264,25 +292,25 @@ class NodeRegistry:
 
     @property
     def newcomers(self) -> float:
-        """Newcomers that are allowed at once, as a share of the other clients; infinity if there is no limit."""
+        """Limit on newcomers at one time, as a share of the other clients; infinity if none."""
         return self._limit.share
 
     @property
     def connected(self) -> list[int]:
-        """The clients that are connected."""
+        """Clients that are connected now."""
         return [client for client, one in self._registered.items() if one.node in self._connected]
 
     @property
     def keys(self) -> Mapping[int, str]:
-        """Each client's public key, in hexadecimal."""
+        """Public key of each client, in hexadecimal."""
         return {client: one.key for client, one in self._registered.items()}
 
     def discloses_scores(self, client: int) -> bool:
-        """Whether a client has registered as one that answers with scores on held-out data."""
+        """Return whether a client has registered that it reports scores on held-out data."""
         return self._registered[client].scores
 
     def check_layout(self, layout: str) -> None:
-        """Check that the server's model is built like the clients'; a ModelError if it is not."""
+        """Check that the server's model has the clients' structure; raise a ModelError if not."""
         if self._common is not None and layout != self._common.layout:
             raise ModelError(
                 "the server's model is not built like the clients': its tensors have other names, "
@@ -294,7 +322,7 @@ class NodeRegistry:
             )
 
     def check_task(self, task: str) -> None:
-        """Check that the server's task is the clients'; a ConfigError if it is not."""
+        """Check that the server's task is the clients' task; raise a ConfigError if not."""
         theirs = task if self._common is None else self._common.task or task
         if clean(task) != theirs:
             raise ConfigError(
@@ -303,12 +331,18 @@ class NodeRegistry:
             )
 
     def node(self, client: int) -> int | None:
-        """Return the node of a client; None if it is not connected."""
+        """Return the node of a client; None if the client is not connected."""
         node = self._registered[client].node
         return node if node in self._connected else None
 
     def check_signer(self, client: int, answer: Content) -> None:
-        """Check that an answer is signed by the key that a client registered with; else its node must register anew."""
+        """Check that a reply is signed by the key that its client registered with.
+
+        Raises
+        ------
+        UpdateError
+            If another key signed the reply. The client's node must then register again.
+        """
         one = self._registered[client]
         if answer.signer is None or answer.signer.key != one.key:
             self._unverified.add(one.node)
@@ -316,11 +350,18 @@ class NodeRegistry:
             raise UpdateError("signed by another key than that of the client's introduction")
 
     def wait(self, count: int, seconds: float) -> None:
-        """Wait until so many clients are connected; if that takes too long, an UpdateError says which were refused."""
+        """Wait until ``count`` clients are connected.
+
+        Raises
+        ------
+        UpdateError
+            If fewer clients are connected after ``seconds``, with the reasons of refused nodes.
+        """
         end = self._exchange.clock() + seconds
         logged = -1
         late = False
         while True:
+            # After the waiting time, admit all registered clients, so that the error counts them.
             self.update(1 if late else count)
             here = len(self.connected)
             if here >= count:
@@ -340,12 +381,15 @@ class NodeRegistry:
             late = self._exchange.clock() >= end
 
     def begin(self, number: int) -> None:
-        """Begin a round: admit clients that have registered, as far as the limit on newcomers allows."""
+        """Begin a round: admit registered clients, within the limit on newcomers."""
         self._round = number
         self.update()
 
     def update(self, enough: int = 1) -> None:
-        """See which clients are connected, and admit those that have registered: the first once there are enough."""
+        """Update the connected clients, and admit those that have registered.
+
+        The first clients are admitted when ``enough`` of them have registered.
+        """
         self.refresh()
         if self._proposals and len(self._proposals) + len(self._waiting) >= enough:
             self._agree()
@@ -353,7 +397,7 @@ class NodeRegistry:
             self._admit(self._with_room())
 
     def _with_room(self) -> list[Registration]:
-        """Return those of the registrations that wait for which there is room, in the order in which they came."""
+        """Return the waiting registrations that the limit on newcomers admits, oldest first."""
         room = self._limit.room(self._round, self._registered, self._connected)
         if room is None:
             return self._waiting
@@ -366,10 +410,10 @@ class NodeRegistry:
         return admitted
 
     def _agree(self) -> None:
-        """Let the clients agree on a schema; they register with it at the next request.
+        """Agree on a schema from the proposals; the clients register with it at the next request.
 
         Clients whose data has no named columns are requested to register again, and refuse then. If
-        most are such, the others are refused.
+        most clients have such data, the others are refused.
         """
         numbered = sorted(
             self._proposals.items(),
@@ -389,7 +433,11 @@ class NodeRegistry:
             self._refuse(node, f"its data does not fit the others': {why}")
 
     def wait_for_any(self, seconds: float) -> bool:
-        """See in a round which clients are connected; if none is, wait for them. Return whether any is."""
+        """Update the connected clients during a round, and return whether any is connected.
+
+        If none is connected, wait for up to ``seconds``. Once one has reconnected, give the others
+        a short time to reconnect, too.
+        """
         self.refresh()
         if self.connected:
             return True
@@ -409,7 +457,10 @@ class NodeRegistry:
             self.refresh()
 
     def refresh(self) -> None:
-        """See which clients are connected, or back; newcomers wait for :meth:`update`, as a round may be going on."""
+        """Update which known clients are connected, and send and read requests to register.
+
+        Newcomers wait for :meth:`update`, since a round may be going on.
+        """
         self._refreshed = self._exchange.clock()
         nodes = set(self._exchange.grid.get_node_ids())
         self._connected = (
@@ -430,7 +481,7 @@ class NodeRegistry:
         self._admit([one for one in self._waiting if one.number in self._registered])
 
     def _read_introduction(self, answer: Content, node: int) -> None:
-        """Read the registration of a client, or the schema that it proposes before it can register."""
+        """Read a client's registration, or the schema that it proposes before registration."""
         if "proposal" not in answer.values:
             registration = Registration.read(answer, node)
             if self.agreed is not None and registration.encoding != self.agreed.digest:
@@ -439,7 +490,8 @@ class NodeRegistry:
             return
         number, proposal = read_proposal(answer)
         if self.agreed is not None:
-            # it was requested before clients agreed, and is requested again with the agreed schema
+            # The request was sent before clients agreed on a schema. The next request to register
+            # has the agreed schema.
             return
         if self.settled:
             raise UpdateError(
@@ -449,7 +501,7 @@ class NodeRegistry:
         self._proposals[node] = _NodeProposal(number, proposal)
 
     def changes(self) -> Changes:
-        """Return what has changed since the last call."""
+        """Return the changes since the last call."""
         here = set(self.connected)
         back = (here - self._connected_before) & self._registered_before
         postponed = (
@@ -468,7 +520,7 @@ class NodeRegistry:
         return changes
 
     def save(self, folder: Path) -> None:
-        """Write which client is behind which node; a RunError if that fails."""
+        """Write the clients and their nodes to a folder; raise a RunError if that fails."""
         assert self._common is not None  # clients have joined before anything is saved
         saved = SavedClients(
             clients=self._registered,
@@ -481,7 +533,14 @@ class NodeRegistry:
         saved.save(folder)
 
     def load(self, folder: Path) -> None:
-        """Go on with the clients of an earlier run of this server, if there was one; a RunError if they are damaged."""
+        """Restore the clients of an earlier run of this server from its folder, if there was one.
+
+        Raises
+        ------
+        RunError
+            If the file is damaged, or if the clients agreed on a schema that differs from the
+            declared one.
+        """
         saved = SavedClients.load(folder)
         if saved is None:
             return
@@ -500,14 +559,14 @@ class NodeRegistry:
         self.statistics = saved.statistics
         for client, one in saved.clients.items():
             self._add(client, one)
-        # it has begun, so newcomers are limited
+        # The run has begun, so newcomers are limited.
         self._round = max(2, *(one.since for one in saved.clients.values()))
         self._connected_before = set(saved.connected)
         self._registered_before = set(saved.clients)
         self._unverified = {one.node for one in saved.clients.values() if not one.lasts}
 
     def _request_registrations(self, nodes: set[int]) -> None:
-        """Ask those of the nodes to register that have not, and for which nothing is pending."""
+        """Request registration from nodes that are unknown and have no request pending."""
         now = self._exchange.clock()
         self._pending = {
             message: request for message, request in self._pending.items() if request.node in nodes
@@ -522,11 +581,13 @@ class NodeRegistry:
         self._pending |= pending
 
     def _admit(self, some: Sequence[Registration]) -> None:
+        """Admit registrations that fit the other clients, and refuse the others."""
         if not some:
             return
+        # The majority determines the common values, so a misconfigured client excludes only itself.
         (most, _), *_ = Counter(one.kind for one in some).most_common(1)
         common = self._common or self._settle(next(one for one in some if one.kind == most))
-        # In the order of their numbers: results should not depend on which was first.
+        # Sort by number: results should not depend on the order of arrival.
         registrations = [self._admission.numbered(one, self._registered) for one in some]
         registrations.sort(key=lambda one: (one.number is None, one.number, one.client.node))
         for one in registrations:
@@ -550,7 +611,7 @@ class NodeRegistry:
 
     @property
     def _joins_in(self) -> int:
-        """The round that a newcomer joins in; 0 for those that are there when the first one begins."""
+        """Round in which a newcomer joins; 0 for clients connected when the first round begins."""
         return self._round if self._round > 1 else 0
 
     def _refuse(self, node: int, why: str) -> None:
@@ -568,7 +629,7 @@ class NodeRegistry:
         self._registered = dict(sorted(self._registered.items()))
         self._clients.names = {c: one.name for c, one in self._registered.items()}
         self._clients.sizes = {c: one.size for c, one in self._registered.items()}
-        # One mapping that grows: the oracle is made of it, and looks newcomers up there.
+        # The mapping grows in place, since the oracle stores it and looks newcomers up in it.
         self._truth |= {} if one.true_cluster is None else {client: one.true_cluster}
         self._clients.true_clusters = (
             self._truth if self._truth.keys() == self._registered.keys() else None

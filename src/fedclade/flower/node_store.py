@@ -1,4 +1,4 @@
-"""What a client of a network keeps from round to round: in a file in its folder, or in what Flower keeps of it."""
+"""Data that a client of a network stores between rounds: in its folder, or in Flower's state."""
 
 from __future__ import annotations
 
@@ -17,17 +17,28 @@ from fedclade.flower.models_sent import models_of_mixture
 from fedclade.flower.wire import Content, raw
 from fedclade.training import ClientStore
 
-# What is lost of a client's updates when they are encoded, and added to its next ones.
+# Error feedback: the part of a client's update that encoding loses is added to its next update.
 
-# kinds of answers of which a client keeps what encoding lost; no algorithm queries as many
+# Largest number of kinds of replies with stored residuals; no algorithm has as many kinds.
 MOST_RESIDUALS = 16
 
 
 class Residuals:
-    """Encodes a client's updates together with what the encoding lost of earlier ones; a folder makes that last.
+    """Encoder of a client's updates with error feedback.
 
-    ``mechanism`` describes the differential privacy of the updates; it is empty for updates without
-    noise.
+    The residual, which encoding loses of an update, is added to the next update of the same kind.
+    Residuals are stored in a folder, or without one in memory.
+
+    Parameters
+    ----------
+    folder
+        Folder of the client; None if it has none.
+    encoding
+        Encoding of updates: ``float32``, ``float16`` or ``int8``.
+    layout
+        Layout of the model.
+    mechanism
+        Description of the differential privacy of the updates; empty for updates without noise.
     """
 
     def __init__(
@@ -40,7 +51,10 @@ class Residuals:
         self._kept: dict[str, ErrorFeedback] = {}
 
     def encoded(self, update: Tensor, kind: str, sizes: tuple[int, int] | None = None) -> Array:
-        """Return an update of a kind of answer as it travels; ``sizes`` are its S and D, if not those of one model."""
+        """Return the update of one kind of reply as an encoded array.
+
+        ``sizes`` are its S and D, if they differ from those of one model.
+        """
         exact = self.encoding == "float32"
         sizes = sizes or self._sizes
         data = (
@@ -51,9 +65,9 @@ class Residuals:
         return wire.raw(data, self.encoding, len(update))
 
     def _with_feedback(self, update: Tensor, kind: str, sizes: tuple[int, int]) -> bytes:
-        # A residual of updates without noise must never be added to a private update, whose noise
-        # it would bypass: each mechanism has residuals of its own. The server chooses ``kind``, and
-        # it must not name a file: hence the digest.
+        # A residual of updates without noise must never be added to a private update, since it
+        # would bypass the noise: each mechanism has its own residuals. The server chooses ``kind``,
+        # and must not choose the name of a file, so the name is a digest.
         name = wire.digest(
             f"{self._mechanism} {kind}".encode() if self._mechanism else kind.encode()
         )
@@ -80,7 +94,10 @@ _STATE = "fedclade.store"
 
 
 def uses_kept(kind: str, content: Content, personal: bool) -> bool:
-    """Return whether an answer uses what a client stores; parts of its model may be ``personal``."""
+    """Return whether a reply uses data that the client stores.
+
+    Some parameters of its model may be ``personal``, and so stored by the client.
+    """
     rows = KINDS[kind].row_query
     if rows is not None:
         return bool(rows.stores) or (personal and bool(field_types(rows).models))
@@ -94,10 +111,10 @@ def uses_kept(kind: str, content: Content, personal: bool) -> bool:
 
 
 class NodeStore:
-    """Brings a client's store to a file in its folder, or else to Flower's state, and back.
+    """Persistent copy of a client's store, in a file in its folder or else in Flower's state.
 
-    It is of one run, named by its server: another run begins with nothing. A file that is damaged
-    is not replaced.
+    It belongs to one run, named by the run's server: another run begins with an empty store. A
+    damaged file is not replaced.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -106,7 +123,7 @@ class NodeStore:
         self._run = ""
 
     def open(self, store: ClientStore, run: str, state: RecordDict | None = None) -> None:
-        """Bring what was kept for a run into a store; a CheckpointError if it is damaged."""
+        """Load the stored data of a run; raise a CheckpointError if it is damaged."""
         self._store, data = store, self._read(state)
         if data is None and run != self._run:
             self._store.clear()
@@ -128,7 +145,7 @@ class NodeStore:
             ) from error
 
     def close(self, state: RecordDict | None = None) -> None:
-        """Keep what is in the store, before the answer that goes with it leaves."""
+        """Save the store; call it before the reply that belongs to it leaves."""
         tensors = {
             f"{self._run}/{name}": t.cpu().contiguous()
             for name, t in self._store.tensors(before=True).items()

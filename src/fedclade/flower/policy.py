@@ -1,4 +1,4 @@
-"""What a client allows the server to query, whatever the run says: its own limits."""
+"""Policy of a client: its own limits on the server's queries, which no run can change."""
 
 from __future__ import annotations
 
@@ -31,18 +31,20 @@ from fedclade.flower.lasting_record import LastingRecord, RecordKind
 from fedclade.flower.models_sent import models_of_mixture
 from fedclade.flower.wire import Content, shown
 
-# The count of what a client has answered, over all its runs.
+# Counts of the queries that a client has accepted, over all its runs.
 
 FILE = "policy.json"  # in the client's folder
 
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """What a client has answered so far; ``policy.json`` has these fields."""
+    """Counts of a client's replies so far; ``policy.json`` has these fields."""
 
-    releases: int = 0  # updates, gradients, subspaces and descriptors, each replicate by itself
-    partings: int = 0  # equations from sums over parts of the data, as SplitLog counts them
-    # scored models, bits of choices of one, models trained for the client itself, words on shifts
+    # updates, gradients, subspaces and descriptors; each replicate counts separately
+    releases: int = 0
+    partings: int = 0  # equations from sums over splits of the data, as SplitLog counts them
+    # scored models, bits of a choice among models, models trained for the client itself, and
+    # reports of shifts
     evaluations: int = 0
 
     def __add__(self, other: Usage) -> Usage:
@@ -50,40 +52,53 @@ class Usage:
 
 
 class UsageLog:
-    """A client's usage, over all its runs.
+    """Record of a client's usage, over all its runs.
 
     A query is counted when it is accepted, before anything is computed for it. So a query that is
-    refused later, that fails, or that a crash ends counts as one that was answered.
+    refused later, that fails, or that a crash ends counts like a query with a reply.
+
+    Parameters
+    ----------
+    folder
+        Folder of the client; None if it has none.
     """
 
     def __init__(self, folder: Path | None) -> None:
         self._record = LastingRecord(folder, _KIND)
 
     def usage(self, state: RecordDict | None = None) -> Usage:
-        """Return the usage so far; a PolicyError if the file is damaged."""
+        """Return the usage so far; raise a PolicyError if the file is damaged."""
         return self._record.read(state)
 
     def book(
         self, cost: Usage, check: Callable[[Usage], object], state: RecordDict | None = None
     ) -> None:
-        """Count a query that was accepted; if that fails, or ``check`` refuses the sum, there must be no reply."""
-        with self._record.alone():  # another process may have answered meanwhile
+        """Count an accepted query.
+
+        There must be no reply if this fails, or if ``check`` rejects the new total.
+        """
+        with self._record.alone():  # another process may have counted a query meanwhile
             usage = self.usage(state) + cost
             check(usage)
             self._record.write(usage, state)
 
 
 def cost_of(kind: str, content: Content, *, is_closed: bool = False) -> Usage:
-    """Return what the answer to a query adds to the client's usage; a client that ``is_closed`` withholds losses."""
+    """Return the usage that the reply to a query costs.
+
+    A client that ``is_closed`` withholds the losses of models that it stores.
+    """
     if kind in ("train", "gradients"):
-        # Of a model that the client keeps the loss alone leaves, as of one that is scored.
+        # If the client stores the model, only the loss leaves it, as when a model is scored.
         if kind == "train" and content.get("own", bool) and not content.get("shares", bool):
             return Usage(evaluations=0 if is_closed else 1)
-        replicates = max(1, content.get("replicates", int))  # a query counts before it is checked
-        models = max(1, models_of_mixture(content))  # an update of each leaves
+        replicates = max(1, content.get("replicates", int))  # the query counts before it is checked
+        models = max(1, models_of_mixture(content))  # one update leaves for each model
         return Usage(releases=replicates * models)
     if kind == "evaluate":
-        return Usage(evaluations=max(1, len(content.vectors)))  # without any it is the client's own
+        return Usage(
+            evaluations=max(1, len(content.vectors))
+        )  # without a vector the client scores its own model
     if kind == "choose":
         return Usage(evaluations=bits_of_choice(len(content.vectors)))
     rows = KINDS[kind].row_query
@@ -91,7 +106,7 @@ def cost_of(kind: str, content: Content, *, is_closed: bool = False) -> Usage:
 
 
 def bits_of_choice(models: int) -> int:
-    """Return how many bits tell which of some models was chosen; at least 1, as of a score."""
+    """Return the number of bits that a choice among models reveals; at least 1, as for a score."""
     return max(1, (models - 1).bit_length())
 
 
@@ -102,7 +117,7 @@ def _decoded(stored: Mapping[str, Any]) -> Usage:
 
 
 def _larger(one: Usage, other: Usage) -> Usage:
-    """Return the larger of two counts, each kind by itself."""
+    """Return the larger of two counts, separately for each field."""
     return Usage(**{name: max(value, getattr(other, name)) for name, value in asdict(one).items()})
 
 
@@ -117,21 +132,24 @@ _KIND = RecordKind(
 )
 
 QUERIES = allowable()
-"""Kinds of queries that are about a client's data, and need its permission."""
+"""Kinds of queries about a client's data, which need its permission."""
 
-# parameters for each direction in which signs may leave unmasked beside an update: see
-# :class:`Policy`
+# D / CLEAR_SHARE is the largest number of directions in which signs of updates with D parameters
+# may leave unmasked, see ``max_clear`` of :class:`Policy`.
 CLEAR_SHARE = 2
 EXAMPLES_AN_EQUATION = 8  # training examples for each equation: see :class:`Policy`
-MOST_EQUATIONS = 64  # unless max_partings says otherwise: checking them all takes time
-# of one example in a combination of sums, in squared weights: see :class:`Policy`
+MOST_EQUATIONS = 64  # unless max_partings is set: checking all equations takes time
+# Largest share of one example in a combination of sums, in squared weights: see :class:`Policy`.
 LARGEST_SHARE = 0.25
 
 MOST_SCORES = 50_000
-"""Models that a client scores in all, unless its policy says so."""
+"""Largest number of models that a client scores in all, unless its policy sets another."""
 
 MOST_CLOSED_SCORES = 100
-"""The same of a client with a privacy budget or ``secure-aggregation``: each score tells some bits of its data."""
+"""Default limit on scored models of a client with a privacy budget or ``secure-aggregation``.
+
+It is low because each score reveals some bits of the client's data.
+"""
 
 _NAMES = {
     "allow": "names of questions",
@@ -146,25 +164,32 @@ _LOWEST = {"max_clear": 0, "max_colluders": 0, "max_sketches": 0, "min_honest": 
 _NUMBERS = ("scores-epsilon",)
 
 MOST_STEPS_WEIGHED = 1_000
-LARGEST_WEIGHT = 1e100  # of a step relative to that of the last one
+LARGEST_WEIGHT = 1e100  # weight of a step relative to the last step
 
 _FADING = {"sgd": ("dampening",), "adagrad": ("lr_decay",)}
-"""Options of optimizers by which some steps of a round weigh much more than others."""
+"""Options of optimizers that give some steps of a round a much larger weight than others."""
 
 _UNEVEN = ("adafactor", "asgd", "rprop")
-"""Optimizers whose steps shrink or grow from one to the next, by as much as the server likes."""
+"""Optimizers with steps that shrink or grow, by a factor that the server can choose."""
 
 _DECOUPLED = ("adamw", "muon")
-"""Optimizers that multiply the model by 1 − η · weight_decay, whatever the gradients are."""
+"""Optimizers that multiply the model by 1 − η · weight_decay, independent of the gradients."""
 
 _FLOORS = ("eps", "initial_accumulator_value")
-"""Options of optimizers that divide by the size of gradients: larger ones than usual decide the step size."""
+"""Options of optimizers that divide by the size of gradients.
+
+Values above the usual ones determine the step size.
+"""
 
 NEARLY = 0.9
-"""An ordinary weight decay takes a little of each step back, also where there are only just enough examples."""
+"""Tolerance for the number of examples in an update.
+
+An ordinary weight decay undoes a little of each step. It must not lead to a refusal where there
+are just enough examples.
+"""
 
 LARGEST_PULL = 2.0
-"""From ηλ = 2 on the steps of pFedMe grow without end, each by more than the one before."""
+"""Limit on ηλ in pFedMe: from ηλ = 2 on its steps diverge, each longer than the one before."""
 
 _IN_ALL = {
     "max_releases": "updates in all",
@@ -174,64 +199,70 @@ _IN_ALL = {
 
 
 _IN_A_ROW = {"max_vectors": "vectors of its data", "max_components": "components of a descriptor"}
-"""Limits on single amounts in a row query, see :meth:`RowQuery.amounts <fedclade.RowQuery>`."""
+"""Limits on the amounts in a row query, see :meth:`RowQuery.amounts <fedclade.RowQuery>`."""
 
 
 class NotDisclosedError(PolicyError):
-    """A question discloses what the client's policy does not name: that depends on its node config alone."""
+    """Refusal of a query that discloses data not named by the client's policy.
+
+    It depends on the client's node config alone.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """What one client allows. It belongs to the client: no run can change it.
+    """Rules on what one client allows. They belong to the client: no run can change them.
 
-    The defaults let every algorithm run with its own defaults, but for those that query gradients
-    (CFL with ``similarity = "gradients"``, IFCA with ``average = "gradients"``), subspaces (PACFL),
-    shifts (FlexCFL) and descriptors (FLUX).
+    With the defaults every algorithm can run with its own defaults, except algorithms that query
+    gradients (CFL with ``similarity = "gradients"``, IFCA with ``average = "gradients"``),
+    subspaces (PACFL), shifts (FlexCFL) or descriptors (FLUX).
 
-    A server that queries replicates gets sums over parts of the data, and knows which examples are
-    in which part. With as many independent sums as there are examples it could solve for every
-    single one. So ``max_partings`` limits the number of equations, and no combination of all sums
-    may have one example with more than a quarter of the squared weights (:data:`LARGEST_SHARE`, or
-    2/``min_part`` if that is more). Parts that were used before add no equation; see
-    :mod:`fedclade.flower.data_splits`.
+    A server that queries replicates receives sums over splits of the data, and knows which examples
+    are in which split. From as many independent sums as there are examples it could compute the
+    contribution of every single example. So ``max_partings`` limits the number of equations, and
+    in no combination of all sums may one example have more than a quarter of the squared weights
+    (:data:`LARGEST_SHARE`, or 2/``min_part`` if that is more). Splits that were used before add no
+    equation; see :mod:`fedclade.flower.data_splits`.
 
-    A client with ``secure_aggregation`` or a privacy budget is closed: beside masked or noisy
-    updates only what ``disclose`` names leaves it.
+    A client with ``secure_aggregation`` or a privacy budget is closed: in addition to masked or
+    noisy updates, only what ``disclose`` names leaves it.
 
-    A value out of range is a ConfigError, with a line for each.
+    Raises
+    ------
+    ConfigError
+        If a value is out of range or a name is unknown; one line for each.
     """
 
-    # kinds of queries that are answered, of QUERIES
+    # kinds of queries, of QUERIES, that the client replies to
     allow: tuple[str, ...] = ("train", "evaluate", "statistics")
-    # what a run may name by ``module:name``, and the client then imports
+    # objects ``module:name`` that a run may name, which the client then imports
     imports: tuple[str, ...] = ()
-    max_epochs: int = 100  # of local training
-    max_steps: int = 50_000  # of local training, all replicates or models of a mixture together
-    max_models: int = 64  # that one query asks to be scored or drawn, or that are one mixture
-    max_replicates: int = 8  # that one query asks for
-    min_part: int = 10  # fewest training examples that a replicate or a sum may be made from
-    # equations in all; None: one to EXAMPLES_AN_EQUATION examples, MOST_EQUATIONS
+    max_epochs: int = 100  # epochs of local training
+    max_steps: int = 50_000  # local steps, over all replicates or all models of a mixture
+    max_models: int = 64  # models that one query has scored or drawn, or models of a mixture
+    max_replicates: int = 8  # replicates in one query
+    min_part: int = 10  # fewest training examples for a replicate or a sum
+    # equations in all; None: one for EXAMPLES_AN_EQUATION examples, at most MOST_EQUATIONS
     max_partings: int | None = None
-    max_vectors: int = 5  # of a subspace
-    max_components: int = 100  # of a descriptor
-    max_releases: int = 5_000  # updates that leave, in all
+    max_vectors: int = 5  # vectors of a subspace
+    max_components: int = 100  # components of a descriptor
+    max_releases: int = 5_000  # updates that leave the client, in all
     # models that are scored, or trained for the client itself, in all
     max_evaluations: int | None = None
-    secure_aggregation: bool = False  # whether updates leave under masks alone, for a sum
+    secure_aggregation: bool = False  # whether updates leave only under masks, for a sum
     # clients of a sum that may collude with the server, without learning more than the sum
     max_colluders: int = 1
-    min_honest: int = 3  # fewest other clients of a sum, and this one, that do not
-    # whether others' keys may come from the server: no guarantee if it lies
+    min_honest: int = 3  # fewest clients of a sum, this one included, that do not collude
+    # whether other clients' keys may come from the server: no guarantee against a malicious server
     trust_server_keys: bool = False
-    # whether categories, labels and words leave; None: without differential privacy
+    # whether categories, labels and words leave; None: only without differential privacy
     share_schema: bool | None = None
-    # what may leave in clear all the same, of ``disclosures()``, if it is closed
+    # data, of ``disclosures()``, that may leave a closed client in clear
     disclose: tuple[str, ...] = ()
-    # directions whose signs leave beside masked updates; None: D / CLEAR_SHARE, or 0
+    # directions whose signs leave with masked updates; None: D / CLEAR_SHARE, or 0
     max_clear: int | None = None
-    max_sketches: int = 1_000  # sketches of masked updates, and of parts of them, in all
-    # what all scores may cost; None: SCORES_SHARE of its budget
+    max_sketches: int = 1_000  # sketches of masked updates, and of splits of them, in all
+    # privacy cost ε of all scores; None: SCORES_SHARE of the client's budget
     scores_epsilon: float | None = None
 
     def __post_init__(self) -> None:
@@ -266,10 +297,13 @@ class Policy:
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any]) -> Policy:
-        """Return what a node's config allows: the keys are those of this class, with ``-`` for ``_``.
+        """Return the policy that a node config sets: keys are field names with ``-`` for ``_``.
 
-        A misspelt limit must not be ignored: an unknown key that begins with ``max-`` or ``min-``
-        is a ConfigError, and so is a value of a wrong type.
+        Raises
+        ------
+        ConfigError
+            If a value has a wrong type, or if an unknown key begins with ``max-`` or ``min-``,
+            since a misspelt limit must not be ignored.
         """
         names = {_key(field.name): field.name for field in fields(cls)}
         given: dict[str, Any] = {}
@@ -312,23 +346,32 @@ class Policy:
         return cls(**given)
 
     def is_closed(self, *, private: bool) -> bool:
-        """Whether nothing leaves in clear that ``disclose`` does not name: with ``private`` or secure aggregation."""
+        """Return whether only what ``disclose`` names leaves the client in clear.
+
+        This holds with a privacy budget, if ``private``, or with secure aggregation.
+        """
         return private or self.secure_aggregation
 
     def most_scores(self, *, private: bool) -> int:
-        """Return how many models may be scored in all."""
+        """Return the largest number of models that may be scored in all."""
         if self.max_evaluations is not None:
             return self.max_evaluations
         return MOST_CLOSED_SCORES if self.is_closed(private=private) else MOST_SCORES
 
     def discloses_scores(self, *, private: bool) -> bool:
-        """Whether the client answers with scores on held-out data."""
+        """Return whether the client reports scores on held-out data."""
         return "evaluate" in self.allow and (
             not self.is_closed(private=private) or "scores" in self.disclose
         )
 
     def check_kind(self, kind: str) -> None:
-        """Check that a kind of query is answered; a PolicyError, as of all these checks, says how to allow it."""
+        """Check that a kind of query is allowed.
+
+        Raises
+        ------
+        PolicyError
+            If it is not; as in all these checks, the error reports how to allow it.
+        """
         name = KINDS[kind].allowed_as
         if name and name not in self.allow:
             allowed = " ".join([*self.allow, name])
@@ -348,7 +391,17 @@ class Policy:
             raise NotDisclosedError(f"{FORBIDS} the question {kind!r}: {error}") from None
 
     def check_disclosed(self, name: str, what: str, *, private: bool) -> None:
-        """Check that something may leave the client in clear; ``what`` describes the question for it."""
+        """Check that data may leave the client in clear.
+
+        Parameters
+        ----------
+        name
+            Name of the data in ``disclose``.
+        what
+            Description of the query for it, for the error.
+        private
+            Whether the client has a privacy budget.
+        """
         if not self.is_closed(private=private) or name in (*ALWAYS, *self.disclose):
             return
         because = (
@@ -361,7 +414,7 @@ class Policy:
         )
 
     def check_masked(self, kind: str) -> None:
-        """Check that an update may leave as it is, without masks."""
+        """Check that an update may leave without masks."""
         if self.secure_aggregation and kind in ("train", "gradients"):
             raise NotDisclosedError(
                 f"{FORBIDS} updates outside of a sum (secure-aggregation in its node config); set "
@@ -369,7 +422,13 @@ class Policy:
             )
 
     def check_sums_possible(self, *, has_peers: bool, has_folder: bool) -> None:
-        """Check that a client that insists on sums has what protects it in them; a ConfigError otherwise."""
+        """Check that a client that insists on secure sums has the files that protect it in them.
+
+        Raises
+        ------
+        ConfigError
+            If it has no list of peers or no folder.
+        """
         if not self.secure_aggregation or self.trust_server_keys:
             return
         if not has_peers:
@@ -387,7 +446,7 @@ class Policy:
             )
 
     def check_colluders(self, colluders: int) -> None:
-        """Check with how many colluding clients a sum is to cope."""
+        """Check that a sum copes with as many colluding clients as this client demands."""
         if colluders < self.max_colluders:
             raise PolicyError(
                 f"this client takes part in sums that cope with {self.max_colluders} colluding "
@@ -396,7 +455,7 @@ class Policy:
             )
 
     def check_group(self, clients: int, colluders: int) -> None:
-        """Check of how many clients a sum is that an update should be part of."""
+        """Check that a sum has enough clients for this client's update."""
         least = colluders + self.min_honest
         if clients < least:
             raise PolicyError(
@@ -405,7 +464,15 @@ class Policy:
             )
 
     def check_clear(self, count: int, n_parameters: int) -> None:
-        """Check how many signs leave unmasked beside an update of D = ``n_parameters``: what is compared."""
+        """Check the number of signs, of a compared sketch, that leave unmasked with an update.
+
+        Parameters
+        ----------
+        count
+            Number of signs.
+        n_parameters
+            Number of parameters D of the model.
+        """
         if count:
             self.check_disclosed(SKETCH, "sketches of its updates", private=False)
         most = self.most_clear(n_parameters)
@@ -416,13 +483,16 @@ class Policy:
             )
 
     def most_clear(self, n_parameters: int) -> int:
-        """Return in how many directions the signs of updates of D = ``n_parameters`` may leave, in all."""
+        """Return the largest number of directions in which signs of updates may leave, in all.
+
+        The default depends on the number of parameters D, ``n_parameters``.
+        """
         if self.secure_aggregation and SKETCH not in self.disclose:
             return 0
         return n_parameters // CLEAR_SHARE if self.max_clear is None else self.max_clear
 
     def check_sketches(self, directions: int, sketches: int, n_parameters: int) -> None:
-        """Check of how many sketches, in how many directions together, the signs would have left in all."""
+        """Check the numbers of sketches, and of their directions together, that leave in all."""
         most = self.most_clear(n_parameters)
         if directions > most:
             raise PolicyError(
@@ -442,11 +512,25 @@ class Policy:
         *,
         leaves: bool = True,
     ) -> None:
-        """Check the local training of a client with so many training examples; see :class:`~fedclade.core.Round`.
+        """Check the local training of a client with ``examples`` training examples.
 
-        All steps count so many ``times``: as often as a local rule takes gradients, for each model
-        of a mixture. Steps may take few examples only if no update ``leaves`` the client, now or
-        later.
+        Parameters
+        ----------
+        spec
+            Optimizer, epochs and batch size of local training.
+        replicates
+            Number of splits of the data that are trained on separately; see
+            :class:`~fedclade.core.Round`.
+        examples
+            Number of training examples.
+        personal_epochs
+            Epochs of training only the personal parameters; see :class:`~fedclade.core.Round`.
+        times
+            Factor on the number of steps: the gradients that a local rule takes in a step, times
+            the models of a mixture.
+        leaves
+            Whether an update leaves the client, now or later. If none does, the steps may use
+            fewer than ``min_part`` examples.
         """
         parts = [
             len(range(part, examples, replicates)) for part in range(min(replicates, examples))
@@ -477,17 +561,30 @@ class Policy:
         *,
         rule: LocalRule | None = None,
     ) -> None:
-        """Check that late steps leave enough of earlier ones in an update that is made from some examples.
+        """Check that an update retains enough of its earlier steps, despite the later ones.
 
         A step of size η adds the gradient of its batch to a model of which weight decay and the
         proximal term keep a share of 1 − η(weight_decay + μ). With a share of 0 an update is the
-        gradient of the last batch, however many examples have passed before. So the examples of
+        gradient of the last batch, regardless of the number of earlier examples. So the examples of
         each batch count by the squared weight of its step in the update, relative to the largest;
         the last batch may be smaller than others.
 
-        Where an optimizer divides gradients by their size, the server can choose a model at which
-        that is anything. So with weight decay or a proximal term the last batch alone counts,
+        If an optimizer divides gradients by their size, the server can choose a model at which that
+        size is arbitrary. So with weight decay or a proximal term only the last batch counts,
         unless the decay is decoupled from gradients.
+
+        Parameters
+        ----------
+        spec
+            Optimizer, epochs and batch size of local training.
+        round_number
+            Number of the round, which the step size may depend on.
+        examples
+            Number of training examples that the update is made from.
+        last_batch
+            Number of examples in the last batch.
+        rule
+            Local rule, such as :class:`~fedclade.core.MoreauEnvelope`; None for ordinary training.
         """
         steps = spec.steps_with(examples)
         if steps == 1:
@@ -515,9 +612,9 @@ class Policy:
             )
 
     def check_share(self, share: float, besides: float = 0.0) -> None:
-        """Check the largest share of one example in a combination of the sums over parts, in squared weights.
+        """Check the largest share of one example in a combination of sums over splits.
 
-        It may be larger by ``besides``.
+        Shares refer to squared weights. ``besides`` is added to the limit.
         """
         most = max(LARGEST_SHARE, 2 / self.min_part) + besides
         if share > most:
@@ -528,7 +625,7 @@ class Policy:
             )
 
     def check_sum(self, examples: int, what: str = "sums") -> None:
-        """Check that a client has enough training examples for sums of them, or the like."""
+        """Check that a client has enough training examples for sums of them or similar values."""
         if examples < self.min_part:
             raise PolicyError(
                 f"{FORBIDS} {what} of {examples} training examples, of which there must be at "
@@ -536,18 +633,18 @@ class Policy:
             )
 
     def check_models(self, count: int) -> None:
-        """Check how many models one query is about."""
+        """Check the number of models in one query."""
         self._check("models in one question", count, "max_models")
 
     def check_rows(self, query: RowQuery, spec: DataSpec, examples: int) -> None:
-        """Check a query for a row of numbers about the data of a client with some examples."""
+        """Check a query for a row of numbers about a client's data."""
         if query.needs_min_part:
             self.check_sum(examples, query.kind)
         for limit, amount in query.amounts(spec).items():
             self._check(_IN_A_ROW[limit], amount, limit)
 
     def check_usage(self, after: Usage, examples: int, *, private: bool = False) -> None:
-        """Check what a client with so many training examples would have answered in all, this answer included."""
+        """Check the usage of a client with ``examples`` training examples, after a reply."""
         allowed = replace(self, max_evaluations=self.most_scores(private=private))
         if self.max_partings is None:
             allowed = replace(
@@ -568,9 +665,26 @@ class Policy:
 def check_allowed(
     kind: str, ids: Sequence[int], left_out: Mapping[int, str], connected: int
 ) -> None:
-    """End a run whose queries clients do not allow, given why they are left out: to put them again changes nothing.
+    """End a run if clients forbid its query, since repeating the query would change nothing.
 
-    Most of those that are connected must have said so, or a few could end the run.
+    It ends if all clients of the query forbid it and are more than half of the connected clients,
+    since otherwise a few clients could end every run.
+
+    Parameters
+    ----------
+    kind
+        Kind of the query.
+    ids
+        Clients of the query.
+    left_out
+        Reason of each client that is left out.
+    connected
+        Number of connected clients.
+
+    Raises
+    ------
+    UpdateError
+        If the run has to end.
     """
     forbidding = [client for client in ids if left_out.get(client, "").startswith(FORBIDS)]
     if len(forbidding) == len(ids) and 2 * len(ids) > connected:
@@ -581,7 +695,7 @@ def check_allowed(
 
 
 def _may_keep_last_alone(spec: LocalTraining) -> bool:
-    """Return whether an update may be made from the last batch alone, by what the server chooses."""
+    """Return whether the server's choices allow an update that is made from only the last batch."""
     name = str(spec.optimizer)
     if name in _UNEVEN or any(spec.options.get(option) for option in _FADING.get(name, ())):
         return True
@@ -599,9 +713,9 @@ def _may_keep_last_alone(spec: LocalTraining) -> bool:
 
 
 def _decay_of(spec: LocalTraining, round_number: int, rule: LocalRule | None) -> float:
-    """Return by what share of a model a step takes it back."""
+    """Return the share of a model by which weight decay and proximal term shrink it in one step."""
     decay = (spec.weight_decay or 0.0) + spec.mu
-    # the gradient is that after a step, which has weight decay, too
+    # Meta-learning takes the gradient after another step, which has weight decay, too.
     if isinstance(rule, MetaLearning):
         decay *= (1 - rule.alpha * decay) ** (2 if rule.hessian else 1)
     return spec.lr_at(round_number) * decay
@@ -610,11 +724,11 @@ def _decay_of(spec: LocalTraining, round_number: int, rule: LocalRule | None) ->
 def squared_weights_of_envelope(
     rule: MoreauEnvelope, spec: LocalTraining, round_number: int, steps: int
 ) -> list[float]:
-    """Return the squared weights of the gradients of some steps of pFedMe in the final model, the last step's first.
+    """Return the squared weights of the gradients of pFedMe's steps in the final model.
 
-    With the weight decay κ, K times θ ← θ − η_θ(g + κθ + λ(θ − w)), and then w ← w − ηv with v ← βv
-    + λ(w − θ). What the final w has of each of the three is followed from the last step to the
-    first.
+    The last step's weight is first. With the weight decay κ, a step is K times
+    θ ← θ − η_θ(g + κθ + λ(θ − w)), and then w ← w − ηv with v ← βv + λ(w − θ). The weights of w, θ
+    and v in the final w are computed from the last step back to the first.
     """
     lr = spec.lr_at(round_number)
     momentum = spec.momentum or 0.0
@@ -643,10 +757,11 @@ def squared_weights_of_envelope(
 
 
 def _squared_weights(decay: float, momentum: float, steps: int) -> list[float]:
-    """Return the squared weights of the gradients of some steps of SGD in the final model, the last step's first.
+    """Return the squared weights of the gradients of SGD's steps in the final model.
 
-    ``decay`` is η(weight_decay + μ). Steps that are long past, or outweigh others by far, change
-    nothing.
+    The last step's weight is first. ``decay`` is η(weight_decay + μ). The computation stops after
+    :data:`MOST_STEPS_WEIGHED` steps, or at a weight above :data:`LARGEST_WEIGHT`, since the steps
+    before do not change the result.
     """
     weight = 1.0
     velocity = 1.0

@@ -1,8 +1,8 @@
-"""Replies of clients with differential privacy whose form does not depend on their data.
+"""Replies of clients with differential privacy in a form that does not depend on their data.
 
-The rule: every accepted training query ends in a clipped, noised and booked reply, whatever the
-data are. A reply that is missing, or an error text with a number in it, would reveal something
-about the data that no noise protects.
+The rule: every accepted training query results in a clipped, noisy and counted reply, for all data.
+A reply that is missing, or an error text with a number in it, would reveal something about the data
+that no noise protects.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ FAILED = "this client could not compute a reply; the client's log has the detail
 
 @dataclass(frozen=True)
 class ErrorShield(Middleware):
-    """Replaces an update that could not be computed by zeros, before it is clipped and gets its noise.
+    """Middleware that replaces an update by zeros if it could not be computed.
 
-    It is the innermost middleware of a real client with client-level privacy. Errors that the query
-    alone causes, such as a local rule that does not fit the model, are the same for all data and
-    pass.
+    It acts before the update is clipped and noise is added: it is the innermost middleware of a
+    real client with client-level privacy. Errors that the query alone causes, such as a local rule
+    that does not fit the model, are the same for all data and are not replaced.
 
     Parameters
     ----------
     layout
-        The model's, for the number of entries of an update.
+        Layout of the model, for the number of entries of an update.
     size
-        Training examples of the client, |D_i|.
+        Number of training examples of the client, |D_i|.
     key
-        The client's key, by which the parts of its data are drawn.
+        The client's key, by which the splits of its data are drawn.
     """
 
     layout: Layout
@@ -61,13 +61,13 @@ class ErrorShield(Middleware):
     key: int
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
-        """Return the client's update, or zeros if training fails for a reason that may lie in its data."""
+        """Return the client's update, or zeros if training fails for a reason that may be data."""
         try:
             return ask(query)
         except (ConfigError, UpdateError):
             raise
         except Exception:
-            # an update of several models, whose form depends on the method
+            # A mixture has several models, and the form of their update depends on the method.
             if query.mixture is not None:
                 raise
             _log.exception(
@@ -89,11 +89,11 @@ class ErrorShield(Middleware):
 
 
 def without_details(error: Exception) -> FedcladeError:
-    """Return the error that a private client reports to the server in place of another one.
+    """Return the error that a private client reports to the server in place of another error.
 
-    There are only four texts, apart from those of a ConfigError and of a NotDisclosedError, which
-    depend on the query and on settings alone. All others may contain what was counted or computed
-    from the client's data.
+    There are only four texts, except for the texts of a ConfigError and of a NotDisclosedError,
+    which depend on the query and on settings alone. All other texts may contain numbers that were
+    counted or computed from the client's data.
     """
     if isinstance(error, ConfigError | NotDisclosedError):
         return error
@@ -102,7 +102,7 @@ def without_details(error: Exception) -> FedcladeError:
     if isinstance(error, PrivacyError):
         return PrivacyError(BUDGET_SPENT)
     if isinstance(error, UpdateError):
-        # The server reacts to a client that has lost its own model; whether one is stored does not
-        # depend on the data.
+        # The server reacts to a client that has lost its own model, so it must know. Whether a
+        # model is stored does not depend on the data.
         return UpdateError(KEEPS_NONE if str(error).startswith(KEEPS_NONE) else NOT_POSSIBLE)
     return UpdateError(FAILED)

@@ -1,4 +1,4 @@
-"""Registration: what a node says of its client when it joins, and whether that is possible."""
+"""Registration of clients: the report of a joining node, and its checks."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from fedclade.flower.replies import examples
 from fedclade.flower.signing import KEY_FILE
 from fedclade.flower.wire import Content, clean, shown
 
-LARGEST_NUMBER = 2**31 - 1  # of a client, or a true cluster
-# inputs or outputs of a model: the server builds one for the examples that clients say they have
+LARGEST_NUMBER = 2**31 - 1  # largest number of a client or a true cluster
+# Largest number of inputs or outputs of a model: the server builds a model for the shape of
+# examples that clients report.
 LARGEST_MODEL = 2**24
-# characters: both go into tables, logs and files
+# Characters of texts that are written to tables, logs and files.
 LONGEST_NAME = 60
 LONGEST_DESCRIPTION = 200
 
@@ -25,38 +26,44 @@ _DIGEST = re.compile(r"[0-9a-f]{32}|[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class RegisteredClient:
-    """A client behind a node, as it registered; ``clients.json`` has these fields."""
+    """Client of a node, as registered; ``clients.json`` has these fields."""
 
     node: int
     name: str
-    size: int  # training examples
+    size: int  # number of training examples
     true_cluster: int | None = None  # for scoring only; only experiments report it
-    key: str = ""  # the public key that its answers are signed by, in hexadecimal
-    # whether it keeps that key in its folder: then it is only ever recognised by it
+    key: str = ""  # public key that verifies the signatures of its replies, in hexadecimal
+    # whether the client stores its key in its folder; it is then identified by the key alone
     lasts: bool = False
-    scores: bool = True  # whether it answers with scores of models on held-out data
-    since: int = 0  # the round that it joined in; 0 if it was there when the first round began
+    scores: bool = True  # whether the client reports scores of models on held-out data
+    since: int = 0  # round in which it joined; 0 if it was connected when the first round began
 
 
 @dataclass(frozen=True)
 class Registration:
-    """What a node says of its client, and of what clients of a run have in common."""
+    """Report of a node on its client, and on values that all clients of a run have in common."""
 
-    number: int | None  # of the client; None lets the server number it
+    number: int | None  # number of the client; None if the server should choose it
     client: RegisteredClient
     schema: DataSpec
     description: str
-    layout: str  # digest of its model's structure
-    secret: str  # digest of the secret that clients share; empty for none
-    # its loss and its metrics, for people and to be compared; empty in folders of earlier versions
+    layout: str  # digest of the model's structure
+    secret: str  # digest of the secret that clients share; empty if there is none
+    # description of loss and metrics, compared as text; empty in folders of earlier versions
     task: str
-    scaled: bool = False  # whether inputs are scaled by what those of all clients come to
-    # digest of the schema that its data is encoded by; empty for numbers without names
+    scaled: bool = False  # whether inputs are scaled by the statistics of all clients
+    # digest of the schema that the data is encoded by; empty for numbers without names
     encoding: str = ""
 
     @classmethod
     def read(cls, content: Content, node: int) -> Registration:
-        """Check and read a registration, and clean its texts; an UpdateError if it is malformed or impossible."""
+        """Check and read a registration, and clean its texts.
+
+        Raises
+        ------
+        UpdateError
+            If the registration is malformed or not possible.
+        """
         signer = content.signer
         if signer is None:
             raise UpdateError("nobody signed it")
@@ -88,19 +95,19 @@ class Registration:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """What all clients of a run have in common."""
+        """Values that all clients of a run have in common."""
         return self.layout, self.shape, self.secret, self.task, self.encoding
 
     @property
     def shape(self) -> tuple[object, ...]:
-        """What a model must know of the examples."""
+        """Properties of the examples that a model depends on."""
         schema = self.schema
         scaled = ("scaled",) if self.scaled else ()
         return schema.input_shape, schema.outputs, schema.task, schema.vocabulary_size, *scaled
 
 
 def read_client(kept: Mapping[str, Any]) -> RegisteredClient:
-    """Check and read a client as JSON has it; a TypeError if it is none."""
+    """Check and read a client from the values of a JSON file; a TypeError if they are malformed."""
     client = RegisteredClient(**kept)
     cluster = 0 if client.true_cluster is None else client.true_cluster
     numbers = (client.node, client.size, cluster, client.since)
@@ -113,9 +120,15 @@ def read_client(kept: Mapping[str, Any]) -> RegisteredClient:
 
 
 def read_schema(kept: Mapping[str, Any]) -> DataSpec:
-    """Check and read a data spec as JSON has it: a TypeError, ValueError or OverflowError if it is none."""
+    """Check and read a data spec from the values of a JSON object.
+
+    Raises
+    ------
+    TypeError, ValueError, OverflowError
+        If the values are malformed or out of range.
+    """
     named = DataSpec(**kept)
-    # lists, in JSON
+    # tuples are lists in JSON
     shape = tuple(named.input_shape)
     scaled = named.scaled
     for name, numbers, lowest in (
@@ -142,7 +155,7 @@ def read_schema(kept: Mapping[str, Any]) -> DataSpec:
 
 
 def _number(content: Content, name: str) -> int | None:
-    """Return the number of a client or a cluster; a negative one is none, since a message has no null."""
+    """Return a number of a client or a cluster; None for a negative one: messages have no null."""
     number = content.get(name, int)
     if number > LARGEST_NUMBER:
         raise UpdateError(f"{name} {number}, expected at most {LARGEST_NUMBER}")
@@ -156,21 +169,23 @@ def _digest(content: Content, name: str) -> str:
     return digest
 
 
-# Whether a registration is admitted as a client of the run: it must fit the others, and be who it
-# says.
+# Admission of a registration: it must fit the other clients, and its identity must be right.
 
 Identity = Literal["node", "number"]
 
 
 @dataclass(frozen=True)
 class Admission:
-    """The rules of a run; see :class:`~fedclade.flower.node_registry.NodeRegistry` for its parameters."""
+    """Rules of a run for admitting clients.
+
+    The parameters are documented at :class:`~fedclade.flower.node_registry.NodeRegistry`.
+    """
 
     identity: Identity
     keys: Mapping[str, int] | None
 
     def number_of(self, key: str, registered: Mapping[int, RegisteredClient]) -> int | None:
-        """Return the number that goes with a key, if one does."""
+        """Return the client number that belongs to a key, if there is one."""
         if self.keys is not None:
             return self.keys.get(key)
         return next((client for client, one in registered.items() if one.key == key), None)
@@ -178,7 +193,7 @@ class Admission:
     def numbered(
         self, one: Registration, registered: Mapping[int, RegisteredClient]
     ) -> Registration:
-        """Return a registration with the number that goes with its key, if it gives none."""
+        """Return a registration; if it has no number, with the number that belongs to its key."""
         known = self.number_of(one.client.key, registered)
         return replace(one, number=known) if one.number is None and known is not None else one
 
@@ -190,9 +205,20 @@ class Admission:
         registered: Mapping[int, RegisteredClient],
         connected: Collection[int],
     ) -> str | None:
-        """Say why a registration cannot be admitted under a number; None if it can.
+        """Return the reason for not admitting a registration under a number; None to admit it.
 
-        ``common`` is what all clients have in common, and ``connected`` are nodes.
+        Parameters
+        ----------
+        one
+            Registration to check.
+        client
+            Number that the client would have.
+        common
+            Registration with the values that all clients have in common.
+        registered
+            Registered clients by number.
+        connected
+            Nodes that are connected.
         """
         if one.layout != common.layout:
             return "its model is not built like the others'"
@@ -224,7 +250,7 @@ class Admission:
     def _is_another(
         self, one: RegisteredClient, client: int, before: RegisteredClient
     ) -> str | None:
-        """Say why this is not the client that was registered under a number before."""
+        """Return why a client is not the one registered under a number before; None if it is."""
         if one.size != before.size:
             return f"it says it has {one.size} training examples, and client {client} joined with {before.size}"
         if self.keys is not None or one.key == before.key:

@@ -1,4 +1,4 @@
-"""Answers to queries, checked as they are read: a client that sends something else is left out of the round."""
+"""Parsers and checks of replies: a client that sends an invalid reply is left out of the round."""
 
 from __future__ import annotations
 
@@ -19,18 +19,29 @@ from fedclade.data import Statistics, StatisticsQuery, bounded
 from fedclade.flower.wire import Content, shown, typed
 from fedclade.tasks import Metric
 
-# that a client may say it has: beyond it float64, in which updates are weighted, cannot count
+# Largest number of examples that a client may report: updates are weighted in float64, which cannot
+# represent all larger integers.
 MOST_EXAMPLES = 2**53
-LARGEST_SCORE = 1e308  # that a client may report: it has to be finite
-LARGEST_LOSS = 1e18  # that a client may report, either way: sums of larger ones could overflow
-Scores = tuple[list[float], float, int]  # by each metric, loss, examples
+LARGEST_SCORE = 1e308  # largest score that a client may report: it has to be finite
+# Largest magnitude of a loss that a client may report: sums of larger losses could overflow.
+LARGEST_LOSS = 1e18
+Scores = tuple[list[float], float, int]  # score by each metric, loss, number of examples
 
 
 @dataclass(frozen=True, eq=False)
 class UpdateReply:
-    """A client's training examples |D_i|, mean training loss (None if it withholds it), and Δθ_i or signatures.
+    """Client's reply to a query for an update.
 
-    Of a mixture's models, also the component that it weighs most.
+    Parameters
+    ----------
+    size
+        Number of training examples |D_i|.
+    loss
+        Mean training loss; None if the client withholds it.
+    update
+        Update Δθ_i, or signatures.
+    component
+        The component of a mixture with the largest weight at the client; None without a mixture.
     """
 
     size: int
@@ -40,7 +51,7 @@ class UpdateReply:
 
 
 def examples(content: Content, name: str) -> int:
-    """Return a number of examples, which must be possible."""
+    """Return a number of examples of a reply; raise an UpdateError if it is not possible."""
     count = content.get(name, int)
     if not 1 <= count <= MOST_EXAMPLES:
         raise UpdateError(f"{name} of {count} examples, expected 1 to 2**53")
@@ -50,31 +61,54 @@ def examples(content: Content, name: str) -> int:
 def size_class(count: int) -> int:
     """Return the largest power of two that is not above a number of examples.
 
-    A client with a privacy budget, or with secure aggregation, reports it in place of the number.
+    A client with a privacy budget or secure aggregation reports the power in place of the number.
     """
     return 1 << (count.bit_length() - 1)
 
 
 def largest_of_class(registered: int) -> int:
-    """Return the most examples that a client can have that registered with a number or with a size class."""
+    """Return the largest number of examples of a client, given its registered number.
+
+    That number may be a size class.
+    """
     return 2 * registered - 1 if size_class(registered) == registered else registered
 
 
 def fits_size(count: int, registered: int) -> bool:
-    """Return whether a client may have so many examples that registered with a number or with a size class."""
+    """Return whether ``count`` examples fit the number or size class that a client registered."""
     return registered <= count <= largest_of_class(registered)
 
 
 def examples_trained_on(query: UpdateQuery, joined_with: int) -> int:
-    """Return from how many training examples a client's update should be: equal parts leave some of them out."""
+    """Return the number of training examples that a client's update should be from.
+
+    Splits of equal size leave some of its examples out.
+    """
     in_parts = query.round.replicates * query.round.part_size if query.kind == "train" else 0
     return in_parts or joined_with
 
 
 def read_repeated(content: Content, size: int, expected: Mapping[str, Any]) -> float | None:
-    """Check what an answer repeats of its query, and that it is from ``size`` training examples; return its loss.
+    """Check the values that a reply repeats from its query; return its loss.
 
-    None if it withholds the loss; an UpdateError if it answers something else.
+    Parameters
+    ----------
+    content
+        Content of the reply.
+    size
+        Number of training examples that the update must be from.
+    expected
+        Values that the reply must repeat, by name.
+
+    Returns
+    -------
+    float | None
+        Loss of the reply; None if the client withholds it.
+
+    Raises
+    ------
+    UpdateError
+        If the reply is to another query or from another number of examples.
     """
     for name, sent in expected.items():
         if (got := content.get(name, type(sent))) != sent:
@@ -84,7 +118,7 @@ def read_repeated(content: Content, size: int, expected: Mapping[str, Any]) -> f
             f"update from {reported} training examples, expected {size} by what it joined with"
         )
     loss = content.get("loss", float) if "loss" in content.values else None
-    if loss is not None and not abs(loss) <= LARGEST_LOSS:  # NaN is not less than anything
+    if loss is not None and not abs(loss) <= LARGEST_LOSS:  # true for NaN, too
         raise UpdateError(f"loss {loss:g}, expected one of at most {LARGEST_LOSS:g}")
     return loss
 
@@ -98,12 +132,30 @@ def read_update(
     expected: Mapping[str, Any],
     components: int = 0,
 ) -> UpdateReply:
-    """Check and read an update of ``length`` entries, from ``size`` training examples; else it is an UpdateError.
+    """Check and read an update.
 
-    One of no entries is not sent: it is of a model that the client keeps.
+    Parameters
+    ----------
+    content
+        Content of the reply.
+    length
+        Number of entries of the update; 0 if the client stores the model and sends no update.
+    n_parameters
+        Number of parameters of the model.
+    dtype
+        Type of the model, which the update gets.
+    size
+        Number of training examples that the update must be from.
+    expected
+        Values that the reply must repeat from the query: the round, the number of the query, the
+        model.
+    components
+        Number of models of a mixture, of which the reply names one; 0 without a mixture.
 
-    ``expected`` is what the answer must repeat of the query: the round, the number of the query,
-    the model. With ``components`` above 0 it names one of so many.
+    Raises
+    ------
+    UpdateError
+        If the reply is invalid.
     """
     loss = read_repeated(content, size, expected)
     encoding = content.get("encoding", str)
@@ -120,7 +172,7 @@ def read_update(
 
 
 def read_choice(content: Content, models: int) -> int:
-    """Check and read which of some models a client has chosen; anything else is an UpdateError."""
+    """Check and read the model that a client has chosen; raise an UpdateError if invalid."""
     choice = content.get("choice", int)
     if not 0 <= choice < models:
         raise UpdateError(f"choice of model {shown(choice)}, expected one of {models}, from 0")
@@ -129,7 +181,13 @@ def read_choice(content: Content, models: int) -> int:
 
 
 def read_wins(content: Content, models: int, examples: int) -> list[int]:
-    """Check and read of how many of its examples each model is best; anything else is an UpdateError."""
+    """Check and read the number of examples for which each model is best.
+
+    Raises
+    ------
+    UpdateError
+        If the numbers are invalid.
+    """
     wins = content.values.get("wins")
     if not isinstance(wins, list) or not all(type(each) is int and each >= 0 for each in wins):
         raise UpdateError(f"expected how often each of {models} models is best, got {shown(wins)}")
@@ -148,7 +206,10 @@ def evaluation_of(
     metrics: Sequence[Metric],
     left_out: Mapping[int, str],
 ) -> Evaluation:
-    """Return the scores of the clients that answered, in the order of a query's ``ids``, with wins if they compared."""
+    """Return the scores of the clients that replied, in the order of a query's ``ids``.
+
+    Wins are included if clients compared models.
+    """
     left = {client: iter(mine) for client, mine in scores.items()}
     answered = [(client, next(left[client])) for client in ids if client in left]
     scored, losses, examples = (
@@ -174,12 +235,29 @@ def read_scores(
     known: int | None = None,
     smallest_loss: float = -LARGEST_LOSS,
 ) -> list[Scores]:
-    """Check and read the scores of so many models; anything else is an UpdateError.
+    """Check and read the scores of ``models`` models.
 
-    A score is NaN where the metric is undefined for the client's examples, which a mean over
-    examples never is. ``known`` is the number of the client's examples in that split, where it is
-    known; it is the same for all models. No loss of the task is below ``smallest_loss``. A client
-    with a privacy budget or secure aggregation tells no loss and no number of examples.
+    A score is NaN if the metric is undefined for the client's examples, which a mean over examples
+    never is. A client with a privacy budget or secure aggregation reports neither a loss nor a
+    number of examples.
+
+    Parameters
+    ----------
+    content
+        Content of the reply.
+    models
+        Number of models.
+    metrics
+        Metrics of the task.
+    known
+        Number of the client's examples in this split, if known; it is the same for all models.
+    smallest_loss
+        Lower bound of the task's losses.
+
+    Raises
+    ------
+    UpdateError
+        If the reply is invalid.
     """
     content.has_only(())
     if "losses" not in content.values:
@@ -215,9 +293,10 @@ def read_scores(
 
 
 def _read_closed_scores(content: Content, models: int, metrics: Sequence[Metric]) -> list[Scores]:
-    """Check and read the scores of a client that tells one number for each model, and no more.
+    """Check and read the scores of a client that reports only one number for each model.
 
-    By other metrics it has no score. It counts as one example: how many it has it does not tell.
+    Its scores by other metrics are NaN. It counts as one example, since it does not report its
+    number of examples.
     """
     scores = content.values.get("scores")
     if (
@@ -240,8 +319,8 @@ def _check_score(score: float, metric: Metric) -> None:
         raise UpdateError(f"{metric.name} {score:g}, expected one {expected}")
 
 
-# What clients' training examples come to, in messages and in a run's folder: each tells its own,
-# all get the sum.
+# Statistics of clients' training examples, in messages and in a run's folder: each client reports
+# its own, and all receive the sum.
 
 TYPES: Mapping[str, tuple[type, torch.dtype]] = {
     "means": (float, torch.float64),
@@ -249,7 +328,7 @@ TYPES: Mapping[str, tuple[type, torch.dtype]] = {
     "numbers": (bool, torch.bool),
     "labels": (int, torch.int64),
 }
-"""What statistics are lists of besides the count."""
+"""Python and tensor type of each list of the statistics."""
 
 _log = logging.getLogger(__name__)
 
@@ -260,13 +339,28 @@ Request = Callable[
 
 
 def as_values(found: Statistics) -> dict[str, Any]:
-    """Return statistics as plain values, of a message or of JSON; without the lists that are empty."""
+    """Return statistics as plain values for a message or JSON, without empty lists."""
     lists = {name: getattr(found, name).tolist() for name in TYPES}
     return {"count": found.count, **{name: values for name, values in lists.items() if values}}
 
 
 def read_statistics(values: Mapping[str, Any], columns: int, labels: int) -> Statistics:
-    """Check and read what training examples come to, of so many columns and labels; else it is an UpdateError."""
+    """Check and read the statistics of training examples.
+
+    Parameters
+    ----------
+    values
+        Values of a message or of a run's folder.
+    columns
+        Number of columns that statistics have.
+    labels
+        Number of labels that are counted.
+
+    Raises
+    ------
+    UpdateError
+        If the values are malformed or not possible.
+    """
     count = typed(values, "count", int)
     lists = dict[str, Tensor]()
     for name, (kind, dtype) in TYPES.items():
@@ -282,7 +376,7 @@ def read_statistics(values: Mapping[str, Any], columns: int, labels: int) -> Sta
             )
         lists[name] = torch.tensor(found, dtype=dtype)
     read = Statistics(count, **lists)
-    counted = sum(read.labels.tolist())  # which the tensor's own sum might not hold
+    counted = sum(read.labels.tolist())  # the tensor's own sum might overflow
     possible = 1 <= count <= MOST_EXAMPLES and bool((read.labels >= 0).all()) and counted <= count
     if not possible or not bool(
         (read.means.isfinite() & (read.squares >= 0) & read.squares.isfinite()).all()
@@ -300,9 +394,26 @@ def summed(
     content: RecordDict,
     ask: Request,
 ) -> Statistics:
-    """Ask clients for theirs, and add those, within bounds, in the query's order.
+    """Request statistics of all clients, bound them, and add them up in the query's order.
 
-    An UpdateError unless most tell: a few could otherwise end every run, or set by what all scale.
+    Parameters
+    ----------
+    query
+        Query with the clients and the largest weight of a client.
+    sizes
+        Number of training examples that each client registered with.
+    columns
+        Number of columns of the inputs.
+    content
+        Content of the request.
+    ask
+        Function that sends the requests, such as ``GridClients.request``.
+
+    Raises
+    ------
+    UpdateError
+        If at most half of the clients reply. Otherwise a few clients could determine the scale of
+        all inputs; and because most replies suffice, a few clients cannot end every run.
     """
     left_out: dict[int, str] = {}
 
@@ -322,7 +433,7 @@ def summed(
     if left_out:
         told = f"{len(found)} of {len(query.ids)} clients tell what their examples come to, by which all scale or weigh"
         why = "; ".join(f"client {client}: {why}" for client, why in sorted(left_out.items()))
-        # of two nobody's can be bounded
+        # Statistics of two clients cannot bound one another.
         needed = max(len(query.ids) // 2 + 1, min(3, len(query.ids)))
         if len(found) < needed:
             raise UpdateError(f"{told}, and {needed} are needed: {why}")

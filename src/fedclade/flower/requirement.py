@@ -1,4 +1,4 @@
-"""Which versions of Flower this works with."""
+"""Versions of Flower that this package works with."""
 
 from __future__ import annotations
 
@@ -7,13 +7,21 @@ from importlib.metadata import PackageNotFoundError, version
 
 from fedclade.core import ConfigError, MissingExtraError
 
-# the versions of flwr that work: the message API of 1.41, and no later major version
+# Versions of flwr that work: from the message API of 1.41, below the next major version.
 LOWEST = (1, 41)
 BELOW = (2,)
 
 
 def check_flower() -> None:
-    """Check that Flower is installed (else a MissingExtraError), in a version that works (else a ConfigError)."""
+    """Check that a supported version of Flower is installed.
+
+    Raises
+    ------
+    MissingExtraError
+        If Flower is not installed.
+    ConfigError
+        If its version is not supported.
+    """
     try:
         found = version("flwr")
     except PackageNotFoundError as error:

@@ -1,7 +1,8 @@
-"""Row queries in messages: the fields of a query go down, and one row of numbers comes up.
+"""Row queries in messages: the fields of a query are sent, and one row of numbers is returned.
 
-Plain fields travel as values and models as vectors, by the names of the fields. A row of one number
-comes back as a value, and any other as a vector. A reply to a query of a round repeats its number.
+Plain fields travel as values and models as vectors, under the names of the fields. A row of one
+number is returned as a value, and any other row as a vector. A reply to a query of a round repeats
+the round's number.
 """
 
 from __future__ import annotations
@@ -20,31 +21,31 @@ from fedclade.flower.wire import Content, shown
 
 
 def values_of(query: RowQuery) -> dict[str, Any]:
-    """Return the plain values that a query says."""
+    """Return the plain values of a query."""
     plain = field_types(type(query)).plain
     return {name: kind(getattr(query, name)) for name, kind in plain.items()}
 
 
 def vectors_of(query: RowQuery) -> dict[str, Array]:
-    """Return the vectors that a query carries."""
+    """Return the vectors of a query."""
     return {name: wire.raw_vector(model) for name, model in models_of(query).items()}
 
 
 def read_query(
     kind: type[RowQuery], client: int, content: Content, read_model: Callable[[str], Tensor]
 ) -> RowQuery:
-    """Return the query that a message to a client puts.
+    """Return the query in a message to a client.
 
     Parameters
     ----------
     kind
         Class of the query.
     client
-        The client that is queried.
+        Client that is queried.
     content
-        The message.
+        Content of the message.
     read_model
-        Returns the model ``[S]`` of a name in the message.
+        Function that returns the model ``[S]`` with a name in the message.
 
     Raises
     ------
@@ -62,7 +63,7 @@ def read_query(
 
 
 def reply_with(query: RowQuery, row: Tensor) -> RecordDict:
-    """Return the reply of a client, given its row."""
+    """Return a client's reply with its row."""
     name = query.reply_name or query.kind
     values = {"round": query.round_number} if query.round_number else {}
     if row.dim() == 0:
@@ -93,7 +94,7 @@ def read_row(query: RowQuery, content: Content, shape: tuple[int, ...]) -> Tenso
 
 
 def largest_reply(query: RowQuery, shape: tuple[int, ...]) -> int:
-    """Return the most bytes that the vectors of a reply may take."""
+    """Return the largest number of bytes of the vectors of a reply."""
     return math.prod(shape) * query.dtype.itemsize if shape else 0
 
 

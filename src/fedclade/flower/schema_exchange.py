@@ -1,4 +1,7 @@
-"""Schemas in messages: a client proposes one before round 1, and the server sends the agreed one with every request."""
+"""Data schemas in messages: proposals of clients, and the agreed schema of the server.
+
+A client proposes a schema before round 1, and every request of the server has the agreed one.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,13 @@ from fedclade.flower.signing import Key
 from fedclade.flower.wire import Content, clean, shown
 
 LONGEST_PROPOSAL = 900_000
-"""Characters of a proposal. All plain values of a reply are at most 2**20 bytes."""
+"""Largest number of characters of a proposal.
+
+All plain values of a reply together have at most 2**20 bytes.
+"""
 
 LONGEST_SCHEMA = 2**24
-"""Characters of the agreed schema."""
+"""Largest number of characters of the agreed schema."""
 
 T = TypeVar("T")
 
@@ -31,21 +37,42 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SchemaSharing:
-    """Whether a client discloses the categories, labels and words of its data."""
+    """Rule on whether a client discloses the categories, labels and words of its data.
+
+    Parameters
+    ----------
+    policy
+        Policy of the client.
+    is_private
+        Whether the client has differential privacy.
+    by_example
+        Whether each of its examples is private.
+    """
 
     policy: Policy
     is_private: bool
-    by_example: bool = False  # whether each of its examples is private
+    by_example: bool = False
 
     @property
     def is_allowed(self) -> bool:
-        """Whether they may leave the client: by default unless it has differential privacy."""
+        """Whether categories, labels and words may leave the client.
+
+        The default is true, except with differential privacy.
+        """
         if self.policy.share_schema is None:
             return not self.is_private
         return self.policy.share_schema
 
     def check(self, proposal: Proposal, examples: int) -> None:
-        """Check that a proposal, made from so many examples, may leave the client; else it is a PolicyError."""
+        """Check that a proposal, made from ``examples`` examples, may leave the client.
+
+        Raises
+        ------
+        PolicyError
+            If the client's policy does not allow it.
+        ConfigError
+            If single examples are private, and the proposal has words of the client's texts.
+        """
         if not proposal.schema.discloses_values:
             return
         if self.by_example and proposal.schema.words:
@@ -72,7 +99,10 @@ class SchemaSharing:
             )
 
     def encode(self, encode: Callable[[], T]) -> T:
-        """Encode data by the agreed schema; the reason why that fails has no values unless they may leave."""
+        """Encode data by the agreed schema.
+
+        The error if that fails has no values of the data, unless they may leave the client.
+        """
         try:
             return encode()
         except SchemaError as error:
@@ -83,7 +113,10 @@ class SchemaSharing:
 
 
 class Proposer:
-    """A client that waits for the agreed schema: it introduces itself by a proposal, and answers nothing else."""
+    """Client that waits for the agreed schema.
+
+    It replies to a request to register with a proposal, and to no other request.
+    """
 
     def __init__(self, proposal: Proposal, number: int | None) -> None:
         self._proposal = proposal
@@ -92,7 +125,7 @@ class Proposer:
     def answer(
         self, content: Content, state: RecordDict | None = None, key: Key | None = None
     ) -> RecordDict:
-        """Return the proposal; an UpdateError if the server requests anything else."""
+        """Return the proposal; raise an UpdateError if the server requests anything else."""
         if (kind := content.get("what", str)) != "hello":
             raise UpdateError(
                 f"asked for {shown(kind)} without the schema that all clients have agreed on"
@@ -104,7 +137,7 @@ class Proposer:
 
 
 def write_proposal(proposal: Proposal) -> str:
-    """Return a proposal as JSON; a PolicyError if it is too long for a message."""
+    """Return a proposal as JSON; raise a PolicyError if it is too long for a message."""
     values = {
         "schema": proposal.schema.as_dict(),
         "is_fixed": proposal.is_fixed,
@@ -122,7 +155,7 @@ def write_proposal(proposal: Proposal) -> str:
 
 
 def read_proposal(content: Content) -> tuple[int | None, Proposal]:
-    """Check and read the number and the proposal of a client; else it is an UpdateError."""
+    """Check and read the number and the proposal of a client; raise an UpdateError if invalid."""
     content.has_only(())
     number = content.get("number", int)
     values = content.json("proposal", LONGEST_PROPOSAL)
@@ -153,7 +186,7 @@ def read_proposal(content: Content) -> tuple[int | None, Proposal]:
 
 
 def write_agreed(schema: DataSchema) -> str:
-    """Return the agreed schema as JSON; an UpdateError if it is too long."""
+    """Return the agreed schema as JSON; raise an UpdateError if it is too long."""
     text = schema.to_json()
     if len(text) > LONGEST_SCHEMA:
         raise UpdateError(
@@ -173,7 +206,7 @@ def read_agreed(content: Content) -> DataSchema | None:
 
 
 def encoding_digest(pool: Pool, agreed: DataSchema | None) -> str:
-    """Return a digest of how a client's data is encoded; empty for numbers without names."""
+    """Return a digest of the encoding of a client's data; empty for numbers without names."""
     if agreed is not None:
         return agreed.digest
     names = () if pool.columns is None else (pool.columns.inputs, pool.columns.labels)

@@ -1,8 +1,8 @@
-"""Signatures: a client signs every answer with its own key, by which the server recognises it.
+"""Signatures: a client signs every reply with its own key, by which the server recognizes it.
 
-A SuperNode that Flower lets in can answer in the name of another. So every request carries a nonce
-that nobody else can know, and every answer returns it, signed together with all of its content by
-an Ed25519 key of the client's.
+A SuperNode that Flower admits can reply in the name of another. So every request has a nonce that
+no other party can know, and every reply returns the nonce, signed together with all content of the
+reply by the client's Ed25519 key.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from fedclade.runs import Maker
 
 # Clients' Ed25519 keys: one in each client's folder, and the operator's list of public keys.
 
-KEY_FILE = "client.key"  # of a client's folder; its public half lies beside it, with .pub appended
+# File in a client's folder; the public half is in the same folder, with .pub appended to the name.
+KEY_FILE = "client.key"
 _STATE = "fedclade-key"  # record in Flower's state of a client without a folder
 
 _HINT = "make one with: ssh-keygen -t ed25519 -N '' -f client.key"
@@ -44,24 +45,30 @@ _HINT = "make one with: ssh-keygen -t ed25519 -N '' -f client.key"
 
 @dataclass(frozen=True)
 class Key:
-    """A client's key; it lasts if it is in the client's folder, so that the client has it after a restart too."""
+    """Key of a client.
+
+    A key that ``lasts`` is in the client's folder, so the client has it after a restart, too.
+    """
 
     private: Ed25519PrivateKey
     lasts: bool = False
 
     @classmethod
     def new(cls) -> Key:
-        """Make a key."""
+        """Make a new key."""
         return cls(Ed25519PrivateKey.generate())
 
     @property
     def public(self) -> str:
-        """The public half, in hexadecimal."""
+        """Public half of the key, in hexadecimal."""
         return self.private.public_key().public_bytes_raw().hex()
 
 
 def key_of(context: Context) -> Key:
-    """Return the key of a client, from its ``folder`` or, without one, its SuperNode's memory; make one if needed."""
+    """Return the key of a client; make one if there is none.
+
+    The key is in the client's ``folder``, or without one in the memory of its SuperNode.
+    """
     folder = context.node_config.get("folder")
     if folder is not None:
         return _key_in(Path(str(folder)))
@@ -76,8 +83,13 @@ def key_of(context: Context) -> Key:
 def read_keys(path: Path) -> dict[str, int]:
     """Return an operator's list: the number of each client by its public key, in hexadecimal.
 
-    A line is ``NUMBER ssh-ed25519 AAAA... [comment]``: ``client.key.pub`` after a number. Empty
-    lines and those that begin with ``#`` are skipped. Anything else is a ConfigError.
+    A line is ``NUMBER ssh-ed25519 AAAA... [comment]``: a number and the text of ``client.key.pub``.
+    Empty lines and lines that begin with ``#`` are skipped.
+
+    Raises
+    ------
+    ConfigError
+        If the file cannot be read, or has another line.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -127,7 +139,10 @@ def _key_in(folder: Path) -> Key:
 
 
 def _make(path: Path) -> None:
-    """Make a key, whole or not at all, that only its owner can read; if another process is faster, its key is kept."""
+    """Write a new key atomically; only its owner can read it.
+
+    If another process is faster, the key of that process remains.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     private = Ed25519PrivateKey.generate()
     beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
@@ -136,6 +151,7 @@ def _make(path: Path) -> None:
             file.write(private.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
             file.flush()
             os.fsync(file.fileno())
+        # Unlike a rename, a link fails if the file exists, so it replaces no key.
         os.link(beside, path)
     except FileExistsError:
         return
@@ -145,14 +161,20 @@ def _make(path: Path) -> None:
     path.with_name(f"{path.name}.pub").write_bytes(public + b"\n")
 
 
-# The secret that clients share and the server does not know: their permutation and initial models
-# come from it.
+# The secret that clients share and the server does not know. Their permutation and initial models
+# derive from it.
 
-SHORTEST = 32  # characters of a secret: as many hexadecimal digits are 128 bits
+SHORTEST = 32  # characters of a secret: 32 hexadecimal digits are 128 bits
 
 
 def read_secret(path: Path) -> str:
-    """Return the secret in a file; a ConfigError if it cannot be read, or is short enough to be guessed."""
+    """Return the secret in a file.
+
+    Raises
+    ------
+    ConfigError
+        If the file cannot be read, or the secret is short enough to be guessed.
+    """
     try:
         secret = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -171,15 +193,30 @@ def seed_of(secret: str) -> int:
 
 
 def secret_digest(secret: str) -> str:
-    """Return a digest that is the same for the same secret, and from which nobody can compute the secret."""
+    """Return a digest by which clients with the same secret are recognized.
+
+    The secret cannot be computed from the digest.
+    """
     return hmac.new(secret.encode(), b"fedclade: do we share this?", hashlib.sha256).hexdigest()
 
 
 def secret_model(make: Maker, layout: Layout, seed: int, number: int = 0) -> Tensor:
-    """Return the initial model ``[S]`` of a number that only clients can draw that share the secret ``seed``.
+    """Return the initial model ``[S]`` that clients draw from their shared secret ``seed``.
 
-    The entries of each parameter are shuffled: torch draws a model from 32 bits, few enough for a
-    server to try them all, and whoever knows every entry of a model sees from P·θ where P put it.
+    The entries of each parameter are shuffled. The reason is that torch draws a model from 32 bits,
+    so few that a server could try all seeds, and a party that knows every entry of a model θ can
+    see from P·θ where the permutation P puts it.
+
+    Parameters
+    ----------
+    make
+        Function that makes the model from a seed.
+    layout
+        Layout of the model.
+    seed
+        The clients' secret as a number.
+    number
+        Number of the model, if an algorithm has several initial models.
     """
     vector = layout.flatten(make(rng.torch_seed(seed, "initial model", number)))
     draw = rng.generator(seed, "initial model's order", number)
@@ -191,16 +228,16 @@ def secret_model(make: Maker, layout: Layout, seed: int, number: int = 0) -> Ten
 
 NONCE_BYTES = 16
 
-# records of a request, and of an answer
+# Names of the records of a request and of a reply.
 _REQUEST = "asked"
 _SIGNATURE = "signed"
 
 
 @dataclass(frozen=True)
 class Request:
-    """A message that was sent, as far as its answer is checked against it: Flower's metadata and the nonce.
+    """Request that a reply is checked against: Flower's metadata, the nonce, and a limit.
 
-    ``largest`` is how many bytes the vectors of its answer take at most.
+    ``largest`` is the largest number of bytes of the reply's vectors.
     """
 
     run: int
@@ -217,13 +254,16 @@ class Request:
 
 
 def with_nonce(content: RecordDict) -> tuple[RecordDict, str]:
-    """Return the content of a request with a fresh nonce, and the nonce; what it carries is not copied."""
+    """Return the content of a request with a fresh nonce, and the nonce.
+
+    The records of the content are not copied.
+    """
     nonce = secrets.token_hex(NONCE_BYTES)
     return RecordDict({**content, _REQUEST: ConfigRecord({"nonce": nonce})}), nonce
 
 
 def signed(answer: RecordDict, message: Message, key: Key) -> RecordDict:
-    """Return an answer to a message, signed; an UpdateError if the message has no nonce."""
+    """Return a signed reply to a message; raise an UpdateError if the message has no nonce."""
     record = message.content.get(_REQUEST)
     if not isinstance(record, ConfigRecord):
         raise UpdateError("asked without a nonce, which every question of a server has")
@@ -236,7 +276,13 @@ def signed(answer: RecordDict, message: Message, key: Key) -> RecordDict:
 
 
 def verified(answer: RecordDict, request: Request) -> Content:
-    """Read an answer; an UpdateError if it does not return the request's nonce, or its key did not sign it."""
+    """Read a reply and verify its signature.
+
+    Raises
+    ------
+    UpdateError
+        If the reply is a refusal, does not return the request's nonce, or is not signed by its key.
+    """
     content = Content.of(answer)
     record = answer.get(_SIGNATURE)
     if not isinstance(record, ConfigRecord):
@@ -244,7 +290,9 @@ def verified(answer: RecordDict, request: Request) -> Content:
     values = dict(record)
     if not secrets.compare_digest(typed(values, "nonce", str).encode(), request.nonce.encode()):
         raise UpdateError("the answer does not return the nonce of its question")
-    if "refused" in content.values:  # also by a client that cannot read its key
+    if (
+        "refused" in content.values
+    ):  # before the signature: a client that cannot read its key refuses unsigned
         raise UpdateError(clean(content.get("refused", str)))
     key = typed(values, "key", str)
     try:
@@ -258,7 +306,10 @@ def verified(answer: RecordDict, request: Request) -> Content:
 
 
 def unsigned(answer: RecordDict, message: Message) -> RecordDict:
-    """Return a refusal with the nonce of its request alone: a client that cannot read its key has no more."""
+    """Return a refusal with only the nonce of its request.
+
+    It is for a client that cannot read its key, and so cannot sign.
+    """
     record = message.content.get(_REQUEST)
     return (
         RecordDict({**answer, _SIGNATURE: record}) if isinstance(record, ConfigRecord) else answer
@@ -266,7 +317,7 @@ def unsigned(answer: RecordDict, message: Message) -> RecordDict:
 
 
 def _transcript(content: Content, request: Request) -> bytes:
-    """Return what is signed: whose answer to which request it is, and all of its content."""
+    """Return the bytes that are signed: the request, the node, and all content of the reply."""
     vectors = {name: sha256(data).hexdigest() for name, data in content.vectors.items()}
     values = dict(content.values)
     parts = [

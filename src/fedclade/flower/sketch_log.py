@@ -1,7 +1,7 @@
-"""Which sketches of its masked updates a client has sent, over all runs: by which projections, and how many.
+"""Record of the sketches of masked updates that a client has sent, over all runs.
 
-A sketch tells the signs of an update in some directions. By enough different projections a server
-could learn every direction, so a client counts the directions that all projections have together.
+A sketch contains the signs of an update in some directions. With enough different projections a
+server could learn every direction, so a client counts the directions of all projections together.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FILE = "sketches.json"  # in the client's folder
 
 @dataclass(frozen=True)
 class Projection:
-    """A projection of updates: its seed, its length R, and the parameters that it is of."""
+    """Projection of updates: seed, dimension R, and patterns of the projected parameters."""
 
     seed: int
     dim: int
@@ -30,18 +30,18 @@ class Projection:
 
 @dataclass(frozen=True)
 class Sketched:
-    """The projections that a client has used, and how many sketches it has sent."""
+    """Projections that a client has used, and number of sketches that it has sent."""
 
     projections: tuple[Projection, ...] = ()
     sketches: int = 0
 
     @property
     def directions(self) -> int:
-        """In how many directions the signs of updates have left."""
+        """Number of directions in which signs of updates have left the client."""
         return sum(projection.dim for projection in self.projections)
 
     def plus(self, projection: Projection, count: int) -> Sketched:
-        """Return the same after ``count`` further sketches by a projection."""
+        """Return the record after ``count`` further sketches by a projection."""
         projections = self.projections
         if projection not in projections:
             projections = (*projections, projection)
@@ -49,7 +49,7 @@ class Sketched:
 
 
 class SketchLog:
-    """A client's sketches, over all its runs.
+    """Record of a client's sketches, over all its runs.
 
     Sketches are counted before they are made, so one that fails counts too.
     """
@@ -64,7 +64,9 @@ class SketchLog:
         check: Callable[[Sketched], object],
         state: RecordDict | None = None,
     ) -> None:
-        """Count sketches; if that fails, or ``check`` refuses what there would be in all, none may leave.
+        """Count sketches.
+
+        No sketch may leave if this fails, or if ``check`` rejects the new total.
 
         Raises
         ------

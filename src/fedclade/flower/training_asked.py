@@ -1,4 +1,4 @@
-"""What a question for training asks of a client, checked by its policy before anything is trained."""
+"""Request for training, checked by the client's policy before anything is trained."""
 
 from __future__ import annotations
 
@@ -11,30 +11,32 @@ from fedclade.flower.policy import Policy
 from fedclade.flower.replies import largest_of_class
 from fedclade.flower.wire import Content
 
-# entries that a signature may be asked to have: memory is allocated for them
+# Largest number of entries of a signature that may be requested: memory is allocated for them.
 LARGEST_SKETCH = 2**20
 
 
 class TrainingFailedError(UpdateError):
-    """A client's training ended in an update that cannot be used, such as one with entries that are not finite."""
+    """Training that ended in an unusable update, such as one with entries that are not finite."""
 
 
 @dataclass(frozen=True)
 class TrainingAsked:
-    """One round of training, or a gradient: of which models, and for whom.
+    """Request for one round of training, or for a gradient.
 
     Parameters
     ----------
     kind
         ``train`` or ``gradients``.
+    round
+        Settings of the round.
     own, shares
-        Whether the client keeps the model, and whether it also sends it.
+        Whether the client stores the trained model, and whether it also sends it.
     sent
-        The names of the vectors that are models.
+        Names of the vectors that are models.
     mixture
-        What they are together, if they are one mixture.
+        Mixture that the models form; None without a mixture.
     goes_on
-        Whether the client goes on with its own model, so that none is sent to start from.
+        Whether the client continues from its own model, so that the server sends none.
     """
 
     kind: str
@@ -55,19 +57,36 @@ class TrainingAsked:
         *,
         is_closed: bool = False,
     ) -> Self:
-        """Return what a client with so many examples is asked for; a PolicyError or UpdateError if it cannot be.
+        """Return the request for training in a message.
 
-        ``is_closed`` says that no update leaves the client but masked or noisy ones. ``examples``
-        is then the size class that it has reported. What is refused must be the same for all
-        numbers of examples in that class, or a server could find the number by bisection: so it is
-        refused if the smallest or the largest of them forbids it.
+        If the client ``is_closed``, a refusal must be the same for all numbers of examples in a
+        size class, or a server could find the number by bisection. So a request is refused if the
+        policy forbids it for the smallest or the largest number of the class.
+
+        Parameters
+        ----------
+        content
+            Content of the message.
+        policy
+            Policy of the client.
+        examples
+            Number of training examples of the client; if it is closed, its reported size class.
+        labels
+            Number of labels; None if examples do not have one label each.
+        is_closed
+            Whether only masked or noisy updates leave the client.
+
+        Raises
+        ------
+        PolicyError, UpdateError
+            If the policy forbids the request, or the request is not possible.
         """
         kind = content.get("what", str)
         dim = content.get("dim", int)
         replicates = content.get("replicates", int)
         part_size = content.get("part_size", int)
         fits = 1 <= replicates <= examples and 0 <= replicates * part_size <= examples
-        # the limits would be those of a part, and the training that of all examples
+        # The limits would be checked for one part, but training would use all examples.
         if replicates == 1 and part_size:
             fits = False
         if not (fits and 0 <= dim <= LARGEST_SKETCH):
@@ -92,20 +111,21 @@ class TrainingAsked:
         trained_on = [replicates * part_size or examples]
         if is_closed and replicates == 1:
             trained_on.append(largest_of_class(examples))
-        # An open client may be asked later to share what it keeps, after steps that change nothing.
+        # An open client may be requested later to share the model that it stores, after steps that
+        # change nothing. So its update counts as one that leaves.
         leaves = shares or not own or not is_closed
         for number in trained_on:
             policy.check_training(spec, replicates, number, personal_epochs, times, leaves=leaves)
         if leaves and kind == "train":
             part_spec = spec.on_part(replicates, part_size) if replicates > 1 else spec
             sizes = {number // replicates for number in trained_on}
-            # unequal parts differ by one
+            # The sizes of unequal parts differ by one.
             sizes |= {-(-number // replicates) for number in trained_on}
             largest = max(sizes)
             for size in sorted(sizes):
                 last_batch = part_spec.batch_sizes(size)[-1]
                 if len(trained_on) > 1 and part_spec.batch_size < largest:
-                    # of some number of examples in the size class
+                    # Some number of examples in the size class has this last batch.
                     last_batch = part_spec.smallest_batch or 1
                 policy.check_retention(
                     part_spec, content.get("round", int), size, last_batch, rule=rule

@@ -1,9 +1,9 @@
 """Messages between server and clients, each checked by its receiver. No pickle anywhere.
 
-A message holds a ``ConfigRecord`` named ``fedclade``, of plain values, and an ``ArrayRecord`` named
-``vectors``, whose arrays are raw little-endian bytes. Their lengths are known to the receiver
-beforehand, so that nothing is allocated by what a message claims. What is reported of a message
-that is refused is short and printable, whatever it held.
+A message has a ``ConfigRecord`` named ``fedclade`` with plain values, and an ``ArrayRecord`` named
+``vectors`` with arrays that are raw little-endian bytes. The receiver knows their lengths
+beforehand, so no memory is allocated because of a length that a message claims. The report on a
+refused message is short and printable, regardless of the message.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from torch import Tensor
 from fedclade.core import OWN, Layout, UpdateError
 
 PROTOCOL = 10  # version of these messages; both sides must use the same
-# Flower's stype of an array that is raw little-endian bytes, in place of NumPy's own format
+# Flower's stype of an array that is raw little-endian bytes, in place of NumPy's own format.
 RAW = "fedclade.raw"
-# characters of a value that is JSON; a data spec and a local training take a few hundred
+# Characters of a JSON value; a data spec and a local training take a few hundred.
 LONGEST_JSON = 10_000
-# bytes of all of a message besides its vectors; lists of scores take some ten for each model
+# Bytes of a message without its vectors; lists of scores take about ten bytes for each model.
 LARGEST_VALUES = 2**20
-LONGEST_REASON = 300  # characters of a reason that the other side gives
-LONGEST_LOG_LINE = 4000  # characters of a line in the log of a client
+LONGEST_REASON = 300  # characters of a reason from the other side
+LONGEST_LOG_LINE = 4000  # characters of a line in a client's log
 
 T = TypeVar("T", str, int, float, bool, bytes)
 
@@ -42,7 +42,15 @@ _VECTORS = "vectors"
 
 @dataclass(frozen=True)
 class Signer:
-    """The client that signed an answer: its public key, in hexadecimal, and whether it says it keeps it in a folder."""
+    """Signer of a reply.
+
+    Parameters
+    ----------
+    key
+        Public key of the client, in hexadecimal.
+    lasts
+        Whether the client reports that it stores the key in a folder.
+    """
 
     key: str
     lasts: bool
@@ -50,7 +58,17 @@ class Signer:
 
 @dataclass(frozen=True, eq=False)
 class Content:
-    """What a message says: plain values, bytes of vectors by name, and who signed it, once that is verified."""
+    """Content of a message.
+
+    Parameters
+    ----------
+    values
+        Plain values by name.
+    vectors
+        Bytes of vectors by name.
+    signer
+        Signer of the message, once the signature is verified.
+    """
 
     values: Mapping[str, Any]
     vectors: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
@@ -58,7 +76,13 @@ class Content:
 
     @classmethod
     def of(cls, record: RecordDict) -> Content:
-        """Read a message; an UpdateError if it is none of fedclade's, or of another version of the protocol."""
+        """Read a message.
+
+        Raises
+        ------
+        UpdateError
+            If it is not a message of fedclade, or is of another version of the protocol.
+        """
         values = record.get(_VALUES)
         vectors = record.get(_VECTORS, ArrayRecord())
         if not isinstance(values, ConfigRecord) or not isinstance(vectors, ArrayRecord):
@@ -79,7 +103,7 @@ class Content:
         return cls(dict(values), {name: array.data for name, array in vectors.items()})
 
     def get(self, name: str, kind: type[T]) -> T:
-        """Return a value, which must be there and of a type."""
+        """Return a value; raise an UpdateError if it is missing or of another type."""
         return typed(self.values, name, kind)
 
     def json(self, name: str, longest: int = LONGEST_JSON) -> dict[str, Any]:
@@ -96,26 +120,26 @@ class Content:
         return found
 
     def has_only(self, names: Collection[str]) -> None:
-        """Check that there are no vectors but those of these names."""
+        """Check that the message has no vectors except those with these names."""
         if more := sorted(set(self.vectors).difference(names)):
             raise UpdateError(f"{len(more)} vectors that nobody asked for: {shown(more)}")
 
     def vector(self, name: str) -> bytes:
-        """Return the bytes of a vector, which must be there."""
+        """Return the bytes of a vector; raise an UpdateError if it is missing."""
         if name not in self.vectors:
             raise UpdateError(f"there is no vector {name!r}, only {shown(sorted(self.vectors))}")
         return self.vectors[name]
 
     @property
     def size(self) -> int:
-        """How many bytes the vectors take."""
+        """Number of bytes of the vectors."""
         return sum(map(len, self.vectors.values()))
 
 
 def typed(values: Mapping[str, Any], name: str, kind: type[T]) -> T:
-    """Return one of some values, which must be there and of a type."""
+    """Return the value of a name; raise an UpdateError if it is missing or of another type."""
     value = values.get(name)
-    if type(value) is not kind:  # True is an int, to isinstance
+    if type(value) is not kind:  # for isinstance, True is an int
         raise UpdateError(f"{name!r} should be of type {kind.__name__}, got {shown(value)}")
     return cast(T, value)
 
@@ -130,34 +154,37 @@ def record(values: Mapping[str, Any], vectors: Mapping[str, Array] | None = None
 
 @contextmanager
 def untrusted() -> Generator[None]:
-    """Read what the other side sent: every error in reading it becomes an :class:`UpdateError`."""
+    """Turn every error in reading a message of the other side into an :class:`UpdateError`."""
     try:
         yield
     except UpdateError:
         raise
     except Exception as error:
-        # of whatever kind: one client's message must not end the run of the others
+        # Every kind of error is caught: one client's message must not end the run of the others.
         raise UpdateError(f"cannot be read: {type(error).__name__}: {clean(str(error))}") from error
 
 
 def refusal(why: str) -> RecordDict:
-    """Return the answer of a client that refuses, with the reason."""
+    """Return the reply of a client that refuses a request, with the reason."""
     return record({"refused": why})
 
 
 def clean(text: str, longest: int = LONGEST_REASON) -> str:
-    """Return a text from the other side, fit for tables and logs: cut short, without control characters."""
+    """Return a text from the other side in a form for tables and logs.
+
+    It is cut to ``longest`` characters, and has no control characters.
+    """
     kept = text if len(text) <= longest else f"{text[: longest - 1]}…"
     return "".join(letter if letter.isprintable() else " " for letter in kept)
 
 
 def raw(data: bytes, kind: str, entries: int) -> Array:
-    """Return bytes as an array of Flower's."""
+    """Return bytes as one of Flower's arrays."""
     return Array(kind, (entries,), RAW, data)
 
 
 def raw_vector(vector: Tensor) -> Array:
-    """Return a vector as it is, of float32 or float64."""
+    """Return a vector of float32 or float64 as one of Flower's arrays, unchanged."""
     array = vector.detach().cpu().numpy()
     return raw(
         array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes(),
@@ -167,12 +194,18 @@ def raw_vector(vector: Tensor) -> Array:
 
 
 def raw_vectors(models: Tensor, rows: Iterable[int]) -> dict[int, Array]:
-    """Return the models of some rows, each once; those of clients' own are in none."""
+    """Return the models of these rows as arrays, without repetition; skip clients' own models."""
     return {row: raw_vector(models[row]) for row in dict.fromkeys(rows) if row != OWN}
 
 
 def read_vector(data: bytes, shape: tuple[int, ...], dtype: torch.dtype, name: str) -> Tensor:
-    """Return a vector, or several in a row, which must be of a shape."""
+    """Return a tensor of a given shape from the bytes of a vector.
+
+    Raises
+    ------
+    UpdateError
+        If the number of bytes does not fit the shape.
+    """
     expected = math.prod(shape) * dtype.itemsize
     if len(data) != expected:
         raise UpdateError(
@@ -185,12 +218,15 @@ def read_vector(data: bytes, shape: tuple[int, ...], dtype: torch.dtype, name: s
 
 
 def digest(data: bytes) -> str:
-    """Return a short name of some bytes, such as of the model that a client trained from."""
+    """Return a short digest of some bytes, such as of the model that a client trained from."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def layout_digest(layout: Layout) -> str:
-    """Return a short name of a model's structure: the names, shapes and types of its tensors, and its frozen values."""
+    """Return a short digest of a model's structure.
+
+    It depends on the names, shapes and types of the model's tensors, and on its frozen values.
+    """
     slots, personal = (
         [[s.name, list(s.shape), str(s.dtype)] for s in part]
         for part in ((*layout.parameters, *layout.buffers), layout.personal)
@@ -208,5 +244,5 @@ def _digest_of(tensor: Tensor) -> str:
 
 
 def to_json(value: Any) -> str:
-    """Return a dataclass as a JSON object."""
+    """Return a dataclass as the text of a JSON object."""
     return json.dumps(asdict(value))

@@ -1,4 +1,4 @@
-"""The public keys that a client shows to the others of its sum, signed by the key by which they know it."""
+"""Public keys of a client for one sum, signed by the key by which other clients know it."""
 
 from __future__ import annotations
 
@@ -15,37 +15,50 @@ from fedclade.flower.signing import Key
 from fedclade.flower.wire import Content, shown
 
 FEWEST_HONEST = 2
-"""A sum of one honest client is its update."""
+"""Fewest honest clients of a sum: with one honest client the sum would reveal its update."""
 
 
 @dataclass(frozen=True)
 class Advert:
-    """One client's public keys for one sum: ``masking`` for pairwise masks, ``sealing`` for shares sent to it.
+    """Public keys of one client for one sum.
 
-    ``min_honest`` is h, how many honest clients whose updates leave under masks alone must be in a
-    sum with its own. It is 0 of a client that does not insist on sums (``secure-aggregation`` in
-    its policy): such a client answers the same training without masks if the server asks for it,
-    and so hides no other client's update.
+    Parameters
+    ----------
+    client
+        Number of the client.
+    masking
+        Public key for pairwise masks.
+    sealing
+        Public key for encrypting shares that are sent to the client.
+    signer
+        The client's own public Ed25519 key, in hexadecimal.
+    signature
+        Signature by that key.
+    min_honest
+        h, the number of honest clients that the client demands in a sum with its update, itself
+        included. They must send updates only under masks. It is 0 for a client that does not insist
+        on sums (``secure-aggregation`` in its policy): such a client replies to the same training
+        request without masks, too, and so hides no other client's update.
     """
 
     client: int
     masking: bytes
     sealing: bytes
-    signer: str  # its public Ed25519 key, in hexadecimal
+    signer: str
     signature: bytes = b""
     min_honest: int = 0
 
     @property
     def keys(self) -> tuple[bytes, bytes]:
-        """Its public keys."""
+        """The two public keys for the sum."""
         return self.masking, self.sealing
 
     def signed(self, context: bytes, key: Key) -> Advert:
-        """Return it with a signature by the client's own key, for one sum."""
+        """Return the advert with a signature by the client's own key, for one sum."""
         return replace(self, signature=key.private.sign(self._transcript(context)))
 
     def check(self, context: bytes) -> None:
-        """Check that the holder of its ``signer`` key signed it for this sum; an UpdateError otherwise."""
+        """Check that the ``signer`` key signed the advert for this sum; an UpdateError if not."""
         try:
             check_public(self.masking)
             check_public(self.sealing)
@@ -62,7 +75,7 @@ class Advert:
 
 
 def check_min_honest(number: int) -> None:
-    """Check that a client can want so many honest ones in its sum; an UpdateError otherwise."""
+    """Check that a client can demand ``number`` honest clients; raise an UpdateError if not."""
     if number and not FEWEST_HONEST <= number <= MOST_CLIENTS:
         raise UpdateError(
             f"a sum of at least {shown(number)} honest clients (min_honest); expected 0, or "
@@ -86,7 +99,7 @@ def digest_of_list(context: bytes, everybody: Sequence[Advert]) -> bytes:
 
 
 def told(adverts: Sequence[Advert], *, has_signers: bool) -> dict[str, Any]:
-    """Return adverts as the values of a message, with the clients' own keys or without."""
+    """Return adverts as the values of a message, with or without the clients' own keys."""
     columns = ("client", "masking", "sealing", "signature")
     values: dict[str, Any] = {
         f"{name}s": [getattr(each, name) for each in adverts] for name in columns
@@ -98,10 +111,20 @@ def told(adverts: Sequence[Advert], *, has_signers: bool) -> dict[str, Any]:
 
 
 def read(content: Content, keys: Mapping[int, str] | None) -> list[Advert]:
-    """Return the adverts of a message, of different clients in ascending order; an UpdateError otherwise.
+    """Return the adverts of a message.
 
-    ``keys`` are the clients' own keys by number, if they are known from elsewhere than from the
-    message.
+    Parameters
+    ----------
+    content
+        Message with the adverts.
+    keys
+        The clients' own keys by number, if known from another source than the message.
+
+    Raises
+    ------
+    UpdateError
+        If the adverts are malformed, not of different clients in ascending order, or of a client
+        without a known key.
     """
     ids = listed(content, "clients", int)
     columns = [listed(content, name, bytes) for name in ("maskings", "sealings", "signatures")]

@@ -1,4 +1,4 @@
-"""How the protocol turns values into bytes that are hashed and signed: one way to read them, and no other."""
+"""Unambiguous encoding of values as bytes that are hashed and signed."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Value = bytes | str | int | float
 def tag(purpose: str) -> bytes:
     """Return the bytes that a transcript begins with, different for each purpose.
 
-    The first byte is zero. Answers to queries are signed as JSON, which cannot begin with it, so
-    no signature of one kind can pass for one of the other.
+    The first byte is zero. Replies to queries are signed as JSON, which cannot begin with a zero
+    byte, so no signature of one kind is valid for the other.
     """
     return f"\0fedclade/secagg/{PROTOCOL}/{purpose}\0".encode()
 
 
 def encode(*values: Value) -> bytes:
-    """Return values one behind the other, each with its length in 4 bytes before it, big-endian.
+    """Return the concatenated values, each after its length in 4 bytes, big-endian.
 
     Whole numbers have 8 bytes, other numbers are IEEE-754 binary64, and texts are UTF-8.
     """
@@ -32,7 +32,7 @@ def encode(*values: Value) -> bytes:
 
 
 def transcript(purpose: str, *values: Value) -> bytes:
-    """Return what is hashed or signed for a purpose."""
+    """Return the bytes that are hashed or signed for a purpose."""
     return tag(purpose) + encode(*values)
 
 
@@ -42,7 +42,10 @@ def digest(purpose: str, *values: Value) -> bytes:
 
 
 def bitmap(chosen: Collection[int], members: Sequence[int]) -> bytes:
-    """Return which members are chosen: one bit for each in their order, the lowest bit first."""
+    """Return the chosen members as a bitmap.
+
+    It has one bit for each member, in their order, the lowest bit first.
+    """
     bits = bytearray(-(-len(members) // 8))
     for place, member in enumerate(members):
         if member in chosen:
@@ -51,7 +54,7 @@ def bitmap(chosen: Collection[int], members: Sequence[int]) -> bytes:
 
 
 def read_bitmap(bits: bytes, members: Sequence[int]) -> list[int]:
-    """Return the members that a bitmap names; an UpdateError if it is no bitmap of theirs."""
+    """Return the chosen members of a bitmap; raise an UpdateError if it does not fit them."""
     chosen = [m for place, m in enumerate(members) if _bit(bits, place)]
     if bitmap(set(chosen), members) != bits:
         raise UpdateError(f"a bitmap of {len(bits)} bytes is none of {len(members)} clients")

@@ -1,4 +1,4 @@
-"""The longest update that a client may add to a sum: C, which follows the updates of earlier sums."""
+"""Limit C on the norm of an update in a sum, which follows the updates of earlier sums."""
 
 from __future__ import annotations
 
@@ -12,18 +12,24 @@ from fedclade.core import RunError, appear
 from fedclade.flower.secure.secrets import ClusterSum
 
 NORMS = "norms.json"
-"""The file of a run folder that has C of each round."""
+"""File of a run folder with C of each round."""
 
 HEADROOM = 2.0
-"""C is so many times the root mean square of the norms of earlier updates, so that few honest ones are shortened."""
+"""C divided by the root mean square of the norms of earlier updates.
+
+With this factor few honest updates are shortened.
+"""
 
 SHRINKS = 0.5
 GROWS = 1.5
-"""C becomes at most so many times what it was from one query to the next."""
+"""Smallest and largest factor by which C changes from one query to the next."""
 
 SMALLEST_SHARE = 0.01
-"""C is never less than this share of the largest. A malicious client that claims short updates, so that those of the
-others are shortened, slows learning down, and does not end it."""
+"""Smallest C, as a share of the largest C.
+
+A malicious client may claim short updates, so that other clients' updates are shortened. With this
+bound it slows learning down, and does not end it.
+"""
 
 
 @dataclass(frozen=True)
@@ -36,8 +42,8 @@ class Norms:
     def follow(self, sums: Sequence[ClusterSum]) -> Norms:
         """Return the norms after a query with these sums.
 
-        The median over the sums counts, so that of three or more one malicious client cannot choose
-        C.
+        The median over the sums is used, so that with three or more sums one malicious client
+        cannot choose C.
         """
         if not sums:
             return self
@@ -47,7 +53,7 @@ class Norms:
         )
 
     def within(self, largest: Norms) -> Norms:
-        """Return the norms, none of them above the largest or far below it."""
+        """Return the norms, each between a hundredth of the largest and the largest."""
         return Norms(
             _within(self.parameters, largest.parameters), _within(self.buffers, largest.buffers)
         )
@@ -62,17 +68,18 @@ def _within(norm: float, largest: float) -> float:
 
 
 class NormsByRound:
-    """C of each round of a run, stored in its folder: a resumed run goes on with that of its next round.
+    """C of each round of a run, stored in its folder.
 
-    Training in replicates takes fewer steps than training on all examples at once, so its updates
-    are shorter. Each number of replicates therefore has a C of its own.
+    A resumed run continues with the C of its next round. Training in replicates takes fewer steps
+    than training on all examples at once, so its updates are shorter. Each number of replicates
+    therefore has a C of its own.
 
     Parameters
     ----------
     largest
-        C of the parameters in the first round, and at most: ``network.secure_norm``.
+        C of the parameters in the first round, and largest C: ``network.secure_norm``.
     folder
-        Of the run, if it has one.
+        Folder of the run; None if it has none.
     """
 
     def __init__(self, largest: float, folder: Path | None = None) -> None:
@@ -81,10 +88,10 @@ class NormsByRound:
         self._by_round: dict[int, dict[int, Norms]] = self._read()
         """C by the number of replicates and the round."""
         self._now: dict[int, tuple[int, Norms]] = {}
-        """The round of the last query and C after it, by the number of replicates."""
+        """Round of the last query, and C after it, by the number of replicates."""
 
     def in_round(self, number: int, norm_of_buffers: float, replicates: int = 1) -> Norms:
-        """Return C for the next query of a round, whose models have buffers of this norm.
+        """Return C for the next query of a round, given the norm of the buffers of its models.
 
         No update of the buffers may be longer than the buffers themselves.
         """
@@ -94,7 +101,7 @@ class NormsByRound:
             norms = latest[1]
         else:
             by_round = self._by_round.get(replicates, {})
-            # later ones are of a run that was cut off
+            # Later rounds were stored before a run was interrupted; it resumed at an earlier round.
             earlier = [at for at in by_round if at <= number]
             norms = by_round[max(earlier)] if earlier else largest
         norms = norms.within(largest)
@@ -104,7 +111,7 @@ class NormsByRound:
     def take(
         self, number: int, norms: Norms, sums: Sequence[ClusterSum], replicates: int = 1
     ) -> None:
-        """Let C follow the accepted sums of a query in a round, made with these norms."""
+        """Update C by the accepted sums of a query in a round, made with these norms."""
         followed = norms.follow(sums)
         self._now[replicates] = (number, followed)
         self._by_round.setdefault(replicates, {})[number + 1] = followed

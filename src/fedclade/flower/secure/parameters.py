@@ -1,7 +1,8 @@
-"""How many clients have to agree, and how many shares open a secret: both sides compute the same.
+"""Numbers of clients that must agree, and of shares that open a secret.
 
-Of n clients on a list at most c collude with the server. The theorem of
-``docs/secure-aggregation-protocol.md`` rests on the numbers that are computed here.
+Server and clients compute the same numbers. At most c of the n clients on a list collude with the
+server. The theorem of ``docs/secure-aggregation-protocol.md`` depends on the numbers that are
+computed here.
 """
 
 from __future__ import annotations
@@ -14,28 +15,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 MOST_COMPLETE = 64
-"""Up to so many clients on a list each deals shares to all others, whatever the run says."""
+"""Longest list on which each client deals shares to all others, regardless of the settings."""
 
 SECURITY_BITS = 64
-"""A sum of a sparse graph falls apart with a chance of at most 2 to the minus this."""
+"""Security bits: a sum on a sparse graph splits with a probability of at most 2⁻⁶⁴."""
 
 LOSS_BITS = 10
 GONE = 0.1
-"""With a tenth of the clients gone, some secret is lost with a chance of at most 2⁻¹⁰."""
+"""Share of clients that may drop out: some secret is then lost with probability at most 2⁻¹⁰."""
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Graph:
-    """Who deals shares to whom.
+    """Rule by which clients deal shares to one another.
 
     Parameters
     ----------
     holders
-        So many others each client draws, and deals shares to; 0 if it deals to all, and to itself.
+        Number of other clients that each client draws and deals shares to; 0 if it deals to all
+        clients, itself included.
     needed
-        So many shares open a secret.
+        Number of shares that open a secret.
     """
 
     holders: int
@@ -43,10 +45,10 @@ class Graph:
 
     @classmethod
     def of(cls, clients: int, colluders: int, neighbours: int) -> Graph:
-        """Return the graph on a list of so many clients, of a run with so many ``neighbours``.
+        """Return the graph on a list of ``clients`` clients, for the setting ``neighbours``.
 
-        It is complete for 0 neighbours, on a short list, and where so few neighbours cannot keep
-        honest clients together.
+        The graph is complete for 0 neighbours, on a short list, and if this number of neighbours
+        cannot keep honest clients together.
         """
         if clients > MOST_COMPLETE and 0 < neighbours < clients - 1:
             needed = fewest_needed(clients, colluders, neighbours)
@@ -56,14 +58,17 @@ class Graph:
 
 
 def quorum(clients: int, colluders: int) -> int:
-    """Return T: of two statements that T of n clients have signed, an honest one has signed both."""
+    """Return the quorum T.
+
+    If T of n clients have signed each of two statements, an honest client has signed both.
+    """
     return (clients + colluders) // 2 + 1
 
 
 def suspects(clients: int, insisting: int, colluders: int) -> int:
-    """Return c', how many clients on a list may sign two statements, or help to take off another one's update.
+    """Return c', the number of clients that may sign two statements or help to unmask an update.
 
-    Where some insist on sums, those that do not count among the colluders.
+    If some clients on the list insist on sums, the others count among the colluders.
     """
     return colluders + (clients - insisting if insisting else 0)
 
@@ -74,15 +79,15 @@ def without_protection(min_honests: Mapping[int, int], colluders: int) -> list[i
     Parameters
     ----------
     min_honests
-        h of each client that insists.
+        h of each client that insists on sums.
     colluders
-        c, how many of these may collude with the server.
+        c, the number of these clients that may collude with the server.
     """
     return [client for client, least in min_honests.items() if len(min_honests) < colluders + least]
 
 
 def too_few_insist(lacking: Sequence[int], min_honests: Mapping[int, int], colluders: int) -> str:
-    """Say of a sum that some clients have too little protection in it."""
+    """Describe a sum in which some clients have too little protection, for an error."""
     client = max(lacking, key=lambda each: min_honests[each])
     least = colluders + min_honests[client]
     return (
@@ -95,7 +100,7 @@ def too_few_insist(lacking: Sequence[int], min_honests: Mapping[int, int], collu
 
 @lru_cache(maxsize=256)
 def fewest_needed(clients: int, colluders: int, holders: int) -> int | None:
-    """Return t, the least number of shares for which honest clients stay together; None if none is.
+    """Return t, the least number of shares that keeps honest clients together; None if none does.
 
     It is the least t with :func:`log2_risk` of at most −64.
     """
@@ -107,7 +112,7 @@ def fewest_needed(clients: int, colluders: int, holders: int) -> int | None:
 
 @lru_cache(maxsize=64)
 def fewest_holders(clients: int, colluders: int) -> int:
-    """Return k, the least number of holders with which a tenth of the clients may be gone."""
+    """Return k, the least number of holders with which a tenth of the clients may drop out."""
     for holders in range(2, clients - 1):
         needed = fewest_needed(clients, colluders, holders)
         if needed is not None and log2_loss(clients, holders, needed) <= -LOSS_BITS:
@@ -116,14 +121,14 @@ def fewest_holders(clients: int, colluders: int) -> int:
 
 
 def log2_risk(clients: int, colluders: int, holders: int, *, needed: int) -> float:
-    """Return log₂ of a bound on the chance that less than all honest clients of a sum are opened.
+    """Return log₂ of a bound on the probability that a sum of only some honest clients is opened.
 
     With n clients, c colluders, k holders and t needed shares it is
 
         Σ_{s=1}^{⌊(n−c)/2⌋} C(n−c, s) · P[Hyp(n−1, s−1+c, k) ≥ t]^s ,
 
-    the union over all sets of s honest clients, whoever drops out: each of them would need t
-    holders within the set or among colluders.
+    the union over all sets of s honest clients, regardless of drop-outs: each client of a set would
+    need t holders within the set or among colluders.
     """
     honest = clients - colluders
     sizes = np.arange(1, honest // 2 + 1)
@@ -135,9 +140,9 @@ def log2_risk(clients: int, colluders: int, holders: int, *, needed: int) -> flo
 
 
 def log2_loss(clients: int, holders: int, needed: int) -> float:
-    """Return log₂ of a bound on the chance that a secret is lost when a tenth of the clients is gone.
+    """Return log₂ of a bound on the probability that a secret is lost.
 
-    That is n · P[Hyp(n−1, n/10, k) > k − t].
+    It is for a tenth of the clients dropping out: n · P[Hyp(n−1, n/10, k) > k − t].
     """
     gone = np.array([-(-clients // int(1 / GONE))])
     lost = log2_tails(clients - 1, gone, holders, holders - needed + 1)[0]
@@ -145,9 +150,9 @@ def log2_loss(clients: int, holders: int, needed: int) -> float:
 
 
 def log2_tails(population: int, marked: NDArray[np.int64], drawn: int, least: int) -> Floats:
-    """Return log₂ P[X ≥ ``least``] for each number of marked ones.
+    """Return log₂ P[X ≥ ``least``] for each number of marked elements.
 
-    X is how many of them are among those that are drawn without return.
+    X is the number of marked elements among ``drawn`` elements, drawn without replacement.
     """
     hits = np.arange(max(least, 0), drawn + 1)[None]
     marked = marked[:, None]
@@ -156,7 +161,7 @@ def log2_tails(population: int, marked: NDArray[np.int64], drawn: int, least: in
 
 
 def _log2_comb(n: NDArray[np.int64], k: NDArray[np.int64]) -> Floats:
-    """Return log₂ of binomial coefficients, of which those that are 0 have −∞."""
+    """Return log₂ of binomial coefficients; −∞ for coefficients that are 0."""
     table = _log2_factorials(int(n.max()))
     there = (k >= 0) & (k <= n)
     k = np.where(there, k, 0)
@@ -169,7 +174,7 @@ def _log2_factorials(largest: int) -> Floats:
 
 
 def _log2_sum(logarithms: Floats) -> Floats:
-    """Return log₂ of the sum of each row of numbers that are given by their log₂."""
+    """Return log₂ of the sum of each row, given the log₂ of its numbers."""
     if logarithms.shape[1] == 0:
         return np.full(len(logarithms), -np.inf)
     largest = logarithms.max(axis=1)

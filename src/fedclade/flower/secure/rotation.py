@@ -1,10 +1,10 @@
-"""A public rotation that spreads every update evenly over its entries, so that all of them need the same range.
+"""Public rotation that spreads an update evenly over its entries, so that all need the same range.
 
 The entries of an update differ in size by orders of magnitude, and a malicious client may put
 everything into one. After a rotation by random signs and Hadamard matrices each entry of an update
-of norm C behaves like a normal variable of standard deviation C/√d, whatever the update was (Suresh
-et al. 2017, "Distributed mean estimation with limited communication"). Norms and sums are
-unchanged, so the server rotates only the sum back.
+of norm C behaves like a normal variable of standard deviation C/√d, for every update (Suresh et al.
+2017, "Distributed mean estimation with limited communication"). Norms and sums are unchanged, so
+the server rotates only the sum back.
 """
 
 from __future__ import annotations
@@ -17,25 +17,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 LARGEST_BLOCK = 1024
-"""Entries that one Hadamard matrix mixes. Padding to a multiple costs less than 1 % at 100,000 entries."""
+"""Largest number of entries that one Hadamard matrix mixes.
+
+Padding to a multiple of this number costs less than 1 % at 100,000 entries.
+"""
 
 Entries = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Rotation:
-    """A rotation of vectors ``[size]`` into vectors ``[padded_size]``, the same for all clients of one sum.
+    """Rotation of vectors ``[size]`` into vectors ``[padded_size]``.
 
-    It multiplies by random signs and by a Hadamard matrix in each block, transposes, and does both
-    again. One round alone would leave the weight of a heavy block, such as that of the last layer,
-    in that block; the transposition deals the entries of each block out to all blocks.
+    It is the same for all clients of one sum. It multiplies by random signs and by a Hadamard
+    matrix in each block, transposes, and does both again. With a single pass, the weight of a heavy
+    block, such as the last layer, would stay in that block; the transposition distributes the
+    entries of each block over all blocks.
 
     Parameters
     ----------
     size
         Number of entries of a vector.
     key
-        Both random signs derive from these bytes, which all clients of a sum and the server know.
+        Bytes from which the random signs of both passes derive; all clients of a sum and the server
+        know them.
     """
 
     size: int
@@ -43,7 +48,10 @@ class Rotation:
 
     @property
     def block(self) -> int:
-        """Number of entries that a Hadamard matrix mixes: a power of two, such that padding adds little."""
+        """Number of entries that a Hadamard matrix mixes.
+
+        It is a power of two that needs little padding.
+        """
         most = max(1, self.size // 16)
         return min(LARGEST_BLOCK, 1 << (most.bit_length() - 1))
 
@@ -71,9 +79,9 @@ class Rotation:
 
     @cached_property
     def _signs(self) -> tuple[Entries, Entries]:
-        """The random signs of the first and of the second round, each ``[padded_size]`` of 1 and −1."""
-        # SHAKE-256 is the same everywhere. A generator of NumPy may change from one version to the
-        # next, and a client with another version would then add noise to the sum.
+        """Random signs of the first and of the second pass, each ``[padded_size]`` of 1 and −1."""
+        # SHAKE-256 gives the same signs on every machine. A generator of NumPy may change from one
+        # version to the next, and a client with another version would then add noise to the sum.
         n_bytes = -(-self.padded_size // 8)
         drawn = shake_256(b"fedclade signs of a rotation" + self.key).digest(2 * n_bytes)
         bits = np.unpackbits(
@@ -84,7 +92,10 @@ class Rotation:
 
 
 def hadamard(blocks: Entries) -> Entries:
-    """Multiply each row of ``[n, b]``, where b is a power of two, by the Hadamard matrix of order b over √b."""
+    """Multiply each row of ``[n, b]`` by the Hadamard matrix of order b over √b.
+
+    The length b of a row is a power of two.
+    """
     n_blocks, size = blocks.shape
     width = 1
     while width < size:

@@ -1,4 +1,4 @@
-"""Keys, seeds, masks and shares, from the parts of ``cryptography`` and of Flower's SecAgg+."""
+"""Keys, seeds, masks and shares, built on ``cryptography`` and on Flower's SecAgg+."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from fedclade.flower.secure.rotation import Rotation
 # Updates as whole numbers modulo 2²⁴, to which masks are added, and the checks on their sums.
 #
 # A client's vector has three parts: its rotated update of the parameters, its rotated update of the
-# buffers (statistics of batch normalisation), and a tail of 14 entries by which the server learns
-# totals of the cluster, and by which it finds out that a sum is none. Nothing that depends on the
-# data of a single client travels outside of this vector.
+# buffers (statistics of batch normalisation), and a tail of 14 entries from which the server learns
+# totals of the cluster and detects invalid sums. Nothing that depends on the data of a single
+# client travels outside of this vector.
 #
-# An update is clipped to norm C, so that honest sums cannot be longer than C times their weight,
-# and a sum that is longer is rejected. That bounds what a malicious client can do to a model in one
-# round. It does not stop one: a client under masks can still turn the mean of its sum to any
-# direction within C.
+# An update is clipped to norm C, so the norm of an honest sum is at most C times its weight, and a
+# longer sum is rejected. This bounds the effect of a malicious client on a model in one round. It
+# does not prevent an attack: a malicious client under masks can still turn the mean of its sum to
+# any direction within C.
 
 BITS = 24
 MODULUS = 2**BITS
@@ -45,34 +45,43 @@ LARGEST_SUM = MODULUS // 2 - 1
 """Largest magnitude of an entry of a sum."""
 
 SPREAD = 5.0
-"""Largest magnitude of a rotated entry, in C/√d. A normal variable is larger once in 1.7 million times."""
+"""Largest magnitude of a rotated entry, in C/√d.
+
+A normal variable exceeds this number of standard deviations once in 1.7 million times.
+"""
 
 CHECKS = 8
-"""Entries that every client sets to 1. A sum with noise in it passes these with a chance of 2⁻¹⁹²."""
+"""Number of check entries, which every client sets to 1.
+
+A sum with noise in it, such as a remaining mask, passes the check with a probability of 2⁻¹⁹².
+"""
 
 TAIL = 14
 WEIGHT, LOSS, LOSS_FRACTION, CLIPPED, SQUARED_NORM, SQUARED_NORM_OF_BUFFERS = range(CHECKS, TAIL)
-"""Places in the tail, behind the check entries."""
+"""Positions in the tail, after the check entries."""
 
 ROUNDING = 1e-9
-"""Relative allowance for the rounding of float64 where a sum is checked."""
+"""Relative tolerance for float64 rounding errors in the check of a sum."""
 
 Masked = NDArray[np.uint32]
 """Numbers modulo 2²⁴."""
 
 
 class RejectedSumError(UpdateError):
-    """A sum that no honest clients can have made. It is not used, and its cluster keeps its model."""
+    """Sum that honest clients cannot have made.
+
+    The sum is not used, and its cluster keeps its model.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contribution:
-    """What a client adds to a sum.
+    """Contribution of a client to a sum.
 
     Parameters
     ----------
     update
-        Of parameters and buffers, ``[S]``.
+        Update of parameters and buffers, ``[S]``.
     examples
         Number of training examples |D_i|.
     loss
@@ -85,18 +94,18 @@ class Contribution:
 
     @classmethod
     def of_failed_training(cls, size: int) -> Contribution:
-        """Return what a client adds whose training failed: nothing, as it is not usable."""
+        """Return the contribution of a client after failed training, which is not usable."""
         return cls(update=torch.full((size,), math.nan), examples=0)
 
     @property
     def is_usable(self) -> bool:
-        """Whether all of its numbers are finite."""
+        """Whether the loss and all entries of the update are finite."""
         return math.isfinite(self.loss) and bool(torch.isfinite(self.update).all())
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ClusterSum:
-    """What the server learns of a cluster: totals of its clients, and nothing of a single client.
+    """Totals of a cluster's clients: all that the server learns, and nothing about a single client.
 
     Parameters
     ----------
@@ -111,9 +120,9 @@ class ClusterSum:
     norm
         Root mean square of the norms ‖Δθ_i‖ of the clipped updates of parameters.
     norm_of_buffers
-        The same of the buffers.
+        Root mean square of the norms of the clipped updates of buffers.
     clipped
-        Number of clients whose update was longer than C, or whose buffers were.
+        Number of clients whose update of parameters or of buffers was longer than its limit C.
     """
 
     total: Tensor
@@ -127,7 +136,7 @@ class ClusterSum:
 
 @dataclass(frozen=True, kw_only=True)
 class Numbers:
-    """How the clients of one sum encode their updates, and how the server decodes the sum.
+    """Encoding of updates by the clients of one sum, and decoding of the sum by the server.
 
     A rotated entry between −5C/√d and 5C/√d has q = ⌊(2²³ − 1)/n⌋ steps on either side, so a sum of
     n clients fits. Rounding moves an update by 1.44 C/q (root mean square), the mean of m clients
@@ -140,12 +149,12 @@ class Numbers:
     parameters, buffers
         Number of entries of an update of each kind, D and S − D.
     clip, clip_of_buffers
-        C: the longest update of the parameters, and of the buffers.
+        C: largest norm of an update of the parameters, and of the buffers.
     largest_weight
-        Number of examples from which on a client counts no more.
+        Number of examples at which a client has the largest weight; more examples add none.
     key
-        The random signs of the rotations derive from these bytes, to which all clients of the sum
-        agree.
+        Bytes from which the random signs of the rotations derive; all clients of the sum agree on
+        them.
     """
 
     clients: int
@@ -174,16 +183,19 @@ class Numbers:
     def encode(self, contribution: Contribution) -> Masked:
         """Return a client's contribution as whole numbers ``[length]``.
 
-        A contribution that is not usable becomes zeros of weight 0, in a vector that looks like any
-        other: whether training diverged depends on the client's data.
+        A contribution that is not usable becomes zeros with weight 0. The masked vector looks like
+        any other, since whether training diverged depends on the client's data.
         """
         tail = np.zeros(TAIL, np.int64)
         tail[:CHECKS] = 1
         if not contribution.is_usable:
             return _modulo(np.concatenate([np.zeros(self.length - TAIL, np.int64), tail]))
         share = min(contribution.examples, self.largest_weight) / self.largest_weight
+        # At least 1, as only a contribution that is not usable has weight 0.
         tail[WEIGHT] = max(1, round(share * self.weight_steps))
-        weight = float(tail[WEIGHT]) / self.weight_steps  # by which the server divides
+        weight = (
+            float(tail[WEIGHT]) / self.weight_steps
+        )  # as rounded, since the server divides by it
         update = contribution.update.detach().cpu().double().numpy()
         vectors = update[: self.parameters], update[self.parameters :]
         encoded = [
@@ -197,7 +209,14 @@ class Numbers:
         return _modulo(np.concatenate([*(each.entries for each in encoded), tail]))
 
     def decode(self, total: Masked, clients: int) -> ClusterSum:
-        """Return the sum of the vectors of some clients; a RejectedSumError if honest clients cannot have made it."""
+        """Decode the sum of the vectors of ``clients`` clients.
+
+        Raises
+        ------
+        RejectedSumError
+            If honest clients cannot have made the sum.
+        """
+        # Extend the sign of 24-bit numbers: those from 2²³ on are negative.
         signed = (total << np.uint32(32 - BITS)).view(np.int32).astype(np.int64) >> (32 - BITS)
         tail = signed[-TAIL:]
         entries = signed[:-TAIL]
@@ -235,7 +254,7 @@ class Numbers:
         )
 
     def _digits(self, value: float) -> tuple[int, int]:
-        """Return a number in two entries: its whole part, and what is left in steps of 1/q."""
+        """Return a number in two entries: its whole part, and its fraction in steps of 1/q."""
         bounded = min(max(value, -float(self.steps)), float(self.steps - 1))
         whole = math.floor(bounded)
         return whole, round((bounded - whole) * self.steps)
@@ -268,7 +287,7 @@ class Numbers:
 
 @dataclass(frozen=True, eq=False)
 class _Encoded:
-    """A part of a client's vector, whether it was clipped, and its squared norm over C²."""
+    """Encoded part of a client's vector, whether it was clipped, and its squared norm over C²."""
 
     entries: NDArray[np.int64]
     clipped: bool
@@ -277,7 +296,7 @@ class _Encoded:
 
 @dataclass(frozen=True)
 class _Part:
-    """The parameters or the buffers of a model."""
+    """One of the two parts of an update: the parameters or the buffers of a model."""
 
     name: str
     rotation: Rotation
@@ -286,14 +305,14 @@ class _Part:
 
     @property
     def _unit(self) -> float:
-        """The length of a step: an entry has q of them up to 5C/√d, or up to C where that is less."""
+        """Length of a step: q steps are 5C/√d, or C if that is smaller."""
         return (
             self._spread * self.clip / (math.sqrt(max(1, self.rotation.padded_size)) * self.steps)
         )
 
     @property
     def _spread(self) -> float:
-        """The largest magnitude of an entry, in C/√d."""
+        """Largest magnitude of an entry, in C/√d."""
         return min(SPREAD, math.sqrt(max(1, self.rotation.padded_size)))
 
     def encode(self, update: NDArray[np.float64], weight: float) -> _Encoded:
@@ -308,7 +327,7 @@ class _Part:
     def decode(
         self, entries: NDArray[np.int64], clients: int, weight: float
     ) -> NDArray[np.float64]:
-        """Return Σ w_i Δθ_i, w_i in [0, 1], of clients whose weights come to ``weight``."""
+        """Return Σ w_i Δθ_i of clients whose weights w_i, in [0, 1], total ``weight``."""
         if beyond := int((np.abs(entries) > clients * self.steps).sum()):
             raise RejectedSumError(
                 f"{beyond} of {len(entries)} entries of the {self.name} are larger than {clients} "
@@ -316,7 +335,8 @@ class _Part:
             )
         rotated = entries.astype(np.float64) * self._unit
         mean_norm = _norm(rotated) / weight
-        # Each client's rounding adds up to half a step in every entry, 2.5 C/q in all.
+        # The rounding of each client adds at most half a step to every entry, so at most 2.5 C/q
+        # to the norm of the sum.
         longest = (
             self.clip * (1 + clients / weight * self._spread / 2 / self.steps) * (1 + ROUNDING)
         )
@@ -325,13 +345,14 @@ class _Part:
                 f"the mean {self.name} has norm {mean_norm:.3g}, and none of its clients may send "
                 f"one of more than {self.clip:.3g} (network.secure_norm)"
             )
-        # The room for rounding must not carry a lie where the weights come to little.
+        # With a small total weight the tolerance for rounding is large relative to C. The mean is
+        # shortened to C, so that no client can exploit the tolerance.
         shortened = rotated * min(1.0, self.clip / mean_norm) if mean_norm else rotated
         return self.rotation.undo(shortened)
 
 
 def pack(numbers: Masked) -> bytes:
-    """Return numbers modulo 2²⁴ as they travel, three bytes each, the lowest first."""
+    """Return numbers modulo 2²⁴ as bytes for a message: three bytes each, the lowest first."""
     return (
         numbers.astype("<u4", copy=False)
         .view(np.uint8)
@@ -341,14 +362,14 @@ def pack(numbers: Masked) -> bytes:
 
 
 def unpack(data: bytes) -> Masked:
-    """Return the numbers that three bytes each stand for."""
+    """Return the numbers of :func:`pack`, each from three bytes."""
     padded = np.zeros((len(data) // BYTES_PER_ENTRY, 4), np.uint8)
     padded[:, :BYTES_PER_ENTRY] = np.frombuffer(data, np.uint8).reshape(-1, BYTES_PER_ENTRY)
     return padded.view("<u4").ravel().astype(np.uint32)
 
 
 def _norm(vector: NDArray[np.float64]) -> float:
-    """Return the Euclidean norm, also of entries whose squares overflow."""
+    """Return the Euclidean norm, also of entries with squares that would overflow."""
     largest = float(np.abs(vector).max(initial=0.0))
     if largest == 0:
         return 0.0
@@ -359,60 +380,67 @@ def _modulo(numbers: NDArray[np.int64]) -> Masked:
     return (numbers % MODULUS).astype(np.uint32)
 
 
-# 248 bits: with Flower's padding two blocks of Shamir's scheme, and 32 would be three
+# 248 bits: with Flower's padding 31 bytes take two blocks of Shamir's scheme, and 32 would take
+# three.
 SEED_BYTES = 31
-LONGEST_SHARE = 128  # bytes of a share; a private key's has 52
-NONCE_BYTES = 12  # of AES-GCM
+LONGEST_SHARE = 128  # largest number of bytes of a share; a private key's share has 52
+NONCE_BYTES = 12  # bytes of a nonce of AES-GCM
 
 Scope = tuple[bytes, bytes]
-"""What all secrets of a sum are bound to: ctx, the digest of its terms, and λ, that of its list."""
+"""Digests that all secrets of a sum are bound to: ctx, of its terms, and λ, of its list."""
 
 _CURVE = ec.SECP256R1()
 
 
 def new_seed() -> bytes:
-    """Draw the seed of a client's own mask, from the operating system."""
+    """Draw the seed of a client's own mask from the operating system."""
     return secrets.token_bytes(SEED_BYTES)
 
 
 def new_key() -> bytes:
-    """Draw a private key, from the operating system."""
+    """Draw a private key from the operating system."""
     return _private_bytes(ec.generate_private_key(_CURVE))
 
 
 def public_of(private: bytes) -> bytes:
-    """Return the public half of a private key; a ValueError if it is none."""
+    """Return the public half of a private key; raise a ValueError if it is not a private key."""
     public = _private(private).public_key()
     return public.public_bytes(Encoding.X962, PublicFormat.CompressedPoint)
 
 
 def check_public(public: bytes) -> None:
-    """Check that some bytes are a public key; a ValueError if they are none."""
+    """Check that some bytes are a public key; raise a ValueError if they are not."""
     _public(public)
 
 
 def agreed(private: bytes, public: bytes) -> bytes:
-    """Return what the holder of a private key shares with the holder of another, given the public half."""
+    """Return the shared secret of two clients, from one's private and the other's public key."""
     return _private(private).exchange(ec.ECDH(), _public(public))
 
 
 def commitment(seed: bytes, scope: Scope, client: int) -> bytes:
-    """Return the hash by which a client commits to its seed; that has too many bits to be guessed."""
+    """Return the hash by which a client commits to its seed.
+
+    A seed has too many bits to be guessed from its hash.
+    """
     return digest("seed", *scope, client, seed)
 
 
 def own_mask(seed: bytes, scope: Scope, client: int, size: int) -> Masked:
-    """Return a client's own mask, of so many numbers."""
+    """Return a client's own mask of ``size`` numbers."""
     return _stream(seed, transcript("own", *scope, client), size)
 
 
 def pair_mask(shared: bytes, scope: Scope, pair: tuple[int, int], size: int) -> Masked:
-    """Return the mask that two clients share: the smaller number adds it, the larger takes it off."""
+    """Return the mask that two clients share.
+
+    The client with the smaller number adds it, and the other subtracts it.
+    """
     return _stream(shared, transcript("mask", *scope, min(pair), max(pair)), size)
 
 
 def _stream(secret: bytes, purpose: bytes, size: int) -> Masked:
-    """Return so many numbers, uniform modulo 2²⁴ to whoever does not know the secret.
+    """Return ``size`` numbers, uniform modulo 2²⁴ for any party that does not know the secret.
 
     They are AES-256 in counter mode. The key is derived for this purpose alone, so a counter that
     begins at 0 is never used twice.
@@ -429,10 +457,23 @@ def seal(
     shares: tuple[bytes, bytes],
     nonce: bytes | None = None,
 ) -> bytes:
-    """Encrypt the shares of a dealer's seed and key, ``way`` being dealer and holder.
+    """Encrypt the shares of a dealer's seed and key for their holder.
 
-    The nonce is drawn from the operating system, so that even a dealer whose state was brought back
-    never uses one twice.
+    The nonce is drawn from the operating system, so even a dealer whose state was restored from a
+    backup never uses one twice.
+
+    Parameters
+    ----------
+    shared
+        Shared secret of dealer and holder.
+    scope
+        Digests of the sum.
+    way
+        Dealer and holder.
+    shares
+        Share of the seed, and share of the key.
+    nonce
+        Nonce of AES-GCM; None draws one.
     """
     nonce = secrets.token_bytes(NONCE_BYTES) if nonce is None else nonce
     cipher = AESGCM(_derived(shared, transcript("share", *scope, *way)))
@@ -442,7 +483,7 @@ def seal(
 def unseal(
     shared: bytes, scope: Scope, way: tuple[int, int], sealed: bytes
 ) -> tuple[bytes, bytes] | None:
-    """Return the shares that were sealed on this way, in this sum; None if these are none."""
+    """Return the shares that a dealer has sealed for a holder in this sum; None if invalid."""
     cipher = AESGCM(_derived(shared, transcript("share", *scope, *way)))
     try:
         opened = cipher.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], None)
@@ -457,40 +498,43 @@ def unseal(
 
 
 def promises_of(seed_share: bytes, key_share: bytes, way: tuple[int, int], scope: Scope) -> bytes:
-    """Return the hashes by which a dealer commits to a holder's two shares, one behind the other."""
+    """Return the concatenated hashes by which a dealer commits to a holder's two shares."""
     return promise_of(seed_share, "seed", way, scope) + promise_of(key_share, "key", way, scope)
 
 
 def promise_of(share: bytes, which: str, way: tuple[int, int], scope: Scope) -> bytes:
-    """Return the hash of a share of a dealer's ``seed`` or ``key``; a share is too random to be guessed."""
+    """Return the hash of a share of a dealer's ``seed`` or ``key``.
+
+    A share is too random to be guessed from its hash.
+    """
     return digest("promise", *scope, which, *way, share)
 
 
 def is_promised(
     share: bytes, promises: bytes, which: str, way: tuple[int, int], scope: Scope
 ) -> bool:
-    """Return whether a share is that of two hashes (:func:`promises_of`) which is of this secret."""
+    """Return whether a share fits the hash of its secret in ``promises`` (:func:`promises_of`)."""
     start = 0 if which == "seed" else DIGEST_BYTES
     return promises[start : start + DIGEST_BYTES] == promise_of(share, which, way, scope)
 
 
 def combined(shares: Sequence[bytes], holds: Callable[[bytes], bool]) -> bytes | None:
-    """Return the secret that shares are of, if it holds; None otherwise."""
+    """Return the secret that shares combine to, if ``holds`` accepts it; None otherwise."""
     try:
         secret = combine_shares(list(shares))
     except (ValueError, IndexError, OverflowError, ZeroDivisionError):
-        # whatever a wrong share does to it
+        # errors that wrong shares can cause in Flower's code
         return None
     return secret if holds(secret) else None
 
 
 def is_seed_of(promise: bytes, scope: Scope, client: int) -> Callable[[bytes], bool]:
-    """Return a check whether some bytes are the seed that a client has committed to."""
+    """Return a function that checks whether bytes are the seed that a client has committed to."""
     return lambda seed: commitment(seed, scope, client) == promise
 
 
 def is_key_of(public: bytes) -> Callable[[bytes], bool]:
-    """Return a check whether some bytes are the private half of a public key."""
+    """Return a function that checks whether bytes are the private half of a public key."""
 
     def holds(secret: bytes) -> bool:
         try:
@@ -502,7 +546,7 @@ def is_key_of(public: bytes) -> Callable[[bytes], bool]:
 
 
 def digest_of_numbers(numbers: bytes) -> bytes:
-    """Return the digest of a masked vector as it travels."""
+    """Return the digest of a masked vector in the form of a message."""
     return sha256(numbers).digest()
 
 

@@ -1,4 +1,7 @@
-"""Which training questions a client has begun sums of, and which it has seen opened: each of these once."""
+"""Record of the training requests for which a client has begun or opened a sum.
+
+An update may be part of one opened sum only.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +16,28 @@ from fedclade.flower.wire import shown
 
 FILE = "sums.json"  # in the client's folder
 PART = "part.txt"
-"""The file beside it: the client's present part in a sum, and the stage of it that was answered last."""
+"""File in the same folder with the client's current sum, and its last stage with a reply."""
 
-MOST_BEGUN = 3  # sums of one question: drop-outs may spoil some
+MOST_BEGUN = 3  # sums for one training request: some may fail because clients drop out
 
-_SPENT = -1  # in place of a count
+_SPENT = -1  # stored in place of the count once a sum was opened
 
 
 class SpentQuestions:
-    """How often a client has begun a sum of each question, or that one of them was opened."""
+    """Number of begun sums for each training request, or a note that one of them was opened."""
 
     def __init__(self, folder: Path | None) -> None:
         self._record = LastingRecord(folder, _KIND)
         self._part = None if folder is None else folder / PART
 
     def begin(self, question: str, state: RecordDict | None) -> None:
-        """Count a sum that begins; an UpdateError if there must be none of this question any more."""
+        """Count a sum that begins.
+
+        Raises
+        ------
+        UpdateError
+            If no further sum may begin for this training request.
+        """
         with self._record.alone():
             counts = self._record.read(state)
             before = counts.get(question, 0)
@@ -41,19 +50,38 @@ class SpentQuestions:
             self._record.write({**counts, question: before + 1}, state)
 
     def spend(self, question: str, state: RecordDict | None) -> None:
-        """Note that a sum of a question is about to be opened; an UpdateError if one was before."""
+        """Record that a sum for a training request is about to be opened.
+
+        Raises
+        ------
+        UpdateError
+            If one was opened before.
+        """
         with self._record.alone():
             counts = self._record.read(state)
             self._check_open(counts.get(question, 0))
             self._record.write({**counts, question: _SPENT}, state)
 
     def advance(self, ticket: str, after: str, stage: str) -> None:
-        """Note that a stage is answered; an UpdateError if the stage answered last is not ``after``.
+        """Record that the client replies to a stage of a sum.
 
-        Flower may give two messages that come together the same state, each in a process of its
-        own. Were both answered, masks would be used twice. ``ticket`` names the part in a sum; the
-        client draws it, since the server may choose the name of a sum twice. Without a folder
-        nothing is noted.
+        Flower may give two concurrent messages the same state, each in its own process. If both had
+        replies, masks would be used twice. Without a folder nothing is recorded.
+
+        Parameters
+        ----------
+        ticket
+            Name of the client's part in a sum. The client draws it, since the server may choose the
+            same name for two sums.
+        after
+            Stage that must have been the last one with a reply; empty for the first.
+        stage
+            Stage of this reply.
+
+        Raises
+        ------
+        UpdateError
+            If the last stage with a reply is not ``after``.
         """
         if self._part is None:
             return
@@ -86,7 +114,7 @@ def _decoded(stored: dict[str, Any]) -> dict[str, int]:
 
 
 def _combined(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
-    """Return the counts of both: of each question the larger one, or that it is spent if one says so."""
+    """Return the larger count of each request, or that it is spent if either record states so."""
     together = dict(other)
     for question, count in one.items():
         known = together.get(question, 0)

@@ -1,4 +1,7 @@
-"""What clients sign in the course of a sum, besides their keys: with whom they masked, and what is added up."""
+"""Statements that clients sign during a sum, in addition to their keys.
+
+They state with which clients a client has masked, and whose updates are added up.
+"""
 
 from __future__ import annotations
 
@@ -13,25 +16,25 @@ from fedclade.flower.secure.secrets import Scope
 
 @dataclass(frozen=True)
 class Statements:
-    """The transcripts that clients sign in one sum, once it is known who has dealt shares.
+    """Transcripts that clients sign in one sum, once the clients that have dealt shares are known.
 
     Parameters
     ----------
     scope
         Digests of the terms and of the list.
     dealt
-        Bitmap of D, those that have dealt shares.
+        Bitmap of D, the clients that have dealt shares.
     """
 
     scope: Scope
     dealt: bytes
 
     def masked(self, client: int, numbers: bytes) -> bytes:
-        """Return what a client signs of its masked vector, given the vector's digest."""
+        """Return the statement on a client's masked vector, given the vector's digest."""
         return transcript("masked", *self.scope, self._digest, client, numbers)
 
     def agreed(self, active: bytes) -> bytes:
-        """Return what a client signs of the sum, given the bitmap of A, those whose updates are added up."""
+        """Return the statement on the sum, given the bitmap of A, the clients that are added up."""
         return transcript("agree", *self.scope, self._digest, active)
 
     @property

@@ -1,8 +1,8 @@
-"""Several sums for one cluster, and one update from them: a malicious client then spoils one of the sums.
+"""Several sums for one cluster, so that a malicious client spoils only one of them.
 
-Nothing keeps a client under masks from turning the mean of its sum to any direction. So a cluster's
-clients are dealt at random into m disjoint sums, each mean is shortened to the median length, and a
-robust rule takes one update from the m means.
+A malicious client under masks can turn the mean of its sum to any direction. So a cluster's clients
+are dealt at random into m disjoint sums, each mean is shortened to the median length, and a robust
+rule computes one update from the m means.
 """
 
 from __future__ import annotations
@@ -18,15 +18,26 @@ from fedclade.core import Aggregation, Updates, mean, row_norms
 from fedclade.flower.secure.secrets import ClusterSum
 
 FEWEST_SUMS = 3
-"""Of two means either could be the wrong one."""
+"""Fewest sums for a robust rule: of two means either could be the wrong one."""
 
 
 def deal(
     clients: Sequence[int], sums: int, fewest: int, draw: np.random.Generator
 ) -> list[list[int]]:
-    """Deal clients at random into disjoint sums of at least ``fewest`` each, as even as can be.
+    """Deal clients at random into disjoint sums of nearly equal size.
 
-    Return one list with all of them if they are too few for :data:`FEWEST_SUMS` sums.
+    Return one list with all clients if they are too few for :data:`FEWEST_SUMS` sums.
+
+    Parameters
+    ----------
+    clients
+        Clients of the cluster.
+    sums
+        Largest number of sums.
+    fewest
+        Smallest number of clients in a sum.
+    draw
+        Generator of the random order.
     """
     count = min(sums, len(clients) // fewest)
     if count < FEWEST_SUMS:
@@ -39,9 +50,9 @@ def deal(
 
 
 def combine(sums: Sequence[ClusterSum], n_parameters: int, rule: Aggregation) -> ClusterSum:
-    """Return one sum for a cluster from those of its clients.
+    """Return one sum for a cluster from several sums of its clients.
 
-    With fewer than :data:`FEWEST_SUMS` they are added up.
+    Fewer than :data:`FEWEST_SUMS` sums are added up.
     """
     weight = sum(each.weight for each in sums)
     clients = sum(each.clients for each in sums)
@@ -65,8 +76,10 @@ def combine(sums: Sequence[ClusterSum], n_parameters: int, rule: Aggregation) ->
 def _robust_mean(sums: Sequence[ClusterSum], n_parameters: int, rule: Aggregation) -> torch.Tensor:
     means = torch.stack([each.total / each.weight for each in sums])
     parts = [_shortened(part) for part in (means[:, :n_parameters], means[:, n_parameters:])]
-    # One malicious client can turn the mean of the means as far as the mean of a single sum over m.
+    # The rule "mean" is replaced by the median: a malicious client can turn the mean of m means by
+    # 1/m of what it can do to the mean of its own sum.
     how = replace(rule, rule="median") if rule.rule == "mean" else rule
+    # In the rule every sum has the same weight, regardless of its clients' examples.
     alike = torch.ones(len(sums), dtype=torch.float64)
     as_updates = Updates(
         ids=tuple(range(len(sums))),
@@ -81,7 +94,7 @@ def _robust_mean(sums: Sequence[ClusterSum], n_parameters: int, rule: Aggregatio
 
 
 def _shortened(means: torch.Tensor) -> torch.Tensor:
-    """Return means ``[m, d]``, none of them longer than their median length."""
+    """Shorten means ``[m, d]`` to at most their median length."""
     norms = row_norms(means)
     typical = median_low(norms.tolist())
     scale = torch.where(norms > typical, typical / norms, torch.ones_like(norms))
@@ -89,7 +102,7 @@ def _shortened(means: torch.Tensor) -> torch.Tensor:
 
 
 def _typical(values: Sequence[float], shares: Sequence[float]) -> float:
-    """Return the median of enough sums, since one may be a lie; else their mean with these shares."""
+    """Return the median of enough sums, since one may be false; else their weighted mean."""
     if len(values) >= FEWEST_SUMS:
         return median_low(values)
     return sum(value * share for value, share in zip(values, shares, strict=True))

@@ -1,4 +1,4 @@
-"""What all clients of one sum have to agree on, and the rules that the run sets."""
+"""Terms of one sum, on which all its clients agree, and the rules that the run sets."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from fedclade.flower.wire import PROTOCOL, Content, T, shown
 from fedclade.runs import RunSettings
 
 STAGES = ("keys", "shares", "masked", "agree", "unmask")
-"""The questions of a sum, in their order; the third trains."""
+"""Kinds of requests of a sum, in their order; the third one trains."""
 
 OF_STAGE = ("instance", "dealt", "sources", "ciphertexts", "promises", "client", "terms")
-"""What a question of one of the stages says besides what the training is told."""
+"""Names of values in the requests of a sum that are not part of the training request."""
 
 OF_QUESTION = ("round", "query", "purpose", "seed", "spec", "replicates", "part_size", "rule")
-"""What, with the models, decides how a client trains, and so which of its updates is added up."""
+"""Names of the values that determine, with the models, the update that a client computes."""
 
 NORM_RULE = (
     "set with secure_aggregation = true: the norm that no client's update may exceed, in "
@@ -44,12 +44,12 @@ NORM_RULE = (
 PARTS_RULE = f"1, or at least {FEWEST_SUMS}: of two sums either could be the wrong one"
 
 MOST_CLIENTS = 2**20
-"""Of one sum: with more, a number would have too few steps."""
+"""Largest number of clients in one sum: with more, a number would have too few steps."""
 
 
 @dataclass(frozen=True)
 class SecureRules:
-    """What a run sets: see :class:`~fedclade.flower.Network`, whose ``secure_...`` these are."""
+    """Rules of a run: the ``secure_...`` settings of :class:`~fedclade.flower.Network`."""
 
     fewest: int
     colluders: int
@@ -58,7 +58,11 @@ class SecureRules:
     parts: int = 1
 
     def checks(self, clients: int | None) -> list[tuple[str, object, bool, str]]:
-        """Return what :func:`~fedclade.core.require` should check, for a run that starts with so many clients."""
+        """Return the checks for :func:`~fedclade.core.require`.
+
+        ``clients`` is the number of clients at the start of the run; None without secure
+        aggregation.
+        """
         few = self.fewest
         colluders = self.colluders
         near = self.neighbours
@@ -105,27 +109,27 @@ class SecureRules:
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """The terms of one sum. Every mask, share and signature is bound to all of them.
+    """Terms of one sum. Every mask, share and signature is bound to all of them.
 
     Parameters
     ----------
     instance
-        A random name of the sum.
+        Random name of the sum.
     clients
-        How many are asked for a part of it.
+        Number of clients that are requested to take part.
     colluders
-        c, how many clients may collude with the server.
+        c, the number of clients that may collude with the server.
     neighbours
-        k, how many others a client deals shares to on a long list; 0 for all.
+        k, the number of other clients to which a client on a long list deals shares; 0 for all.
     norm, norm_of_buffers
-        C, the longest update of the parameters, and of the buffers.
+        C, the largest norm of an update of the parameters, and of the buffers.
     weight
-        So many examples have the weight 1, and more count no more.
+        Number of examples with the weight 1; more examples add no weight.
     training
-        Digest of all that the training is told: the run, the round, the structure of the model, how
-        to train, and what is compared (:func:`digest_of`).
+        Digest of the whole training request: the run, the round, the structure of the model, the
+        local training, and the sketch for comparisons (:func:`digest_of`).
     question
-        Digest of what decides how a client trains, which is answered for one sum
+        Digest of the values that determine a client's update, which may be part of one sum only
         (:func:`question_of`).
     model, anchor
         Digests of the model and of the anchor; the latter is empty if there is none.
@@ -145,17 +149,17 @@ class Terms:
 
     @property
     def text(self) -> str:
-        """The terms as they travel."""
+        """The terms as JSON, for a message."""
         return json.dumps(asdict(self), sort_keys=True)
 
     @cached_property
     def context(self) -> bytes:
-        """ctx: what all secrets and signatures are bound to."""
+        """ctx, the digest that all secrets and signatures are bound to."""
         return digest("terms", PROTOCOL, *(getattr(self, each.name) for each in fields(self)))
 
     @classmethod
     def read(cls, content: Content) -> Terms:
-        """Return the terms that a question names; an UpdateError if they cannot be terms."""
+        """Return the terms in a request; raise an UpdateError if they are malformed."""
         told = content.json("terms")
         kinds = {
             **dict.fromkeys(("instance", "training", "question", "model", "anchor"), str),
@@ -177,7 +181,7 @@ class Terms:
         return terms
 
     def numbers(self, parameters: int, entries: int) -> Numbers:
-        """Return how updates become numbers, of a model with so many parameters and entries, S."""
+        """Return the encoding of updates, of a model with D ``parameters`` and S ``entries``."""
         return Numbers(
             clients=self.clients,
             parameters=parameters,
@@ -185,22 +189,25 @@ class Terms:
             clip=self.norm,
             clip_of_buffers=self.norm_of_buffers,
             largest_weight=self.weight,
-            # All agree to the question, too; and unlike the instance it is the same when a run is
-            # repeated.
+            # All clients agree on this digest, too, and unlike the instance it is the same when a
+            # run is repeated.
             key=self.question.encode(),
         )
 
     def graph(self, members: int, insisting: int) -> Graph:
-        """Return who deals shares to whom on a list of so many, of which some insist on sums."""
+        """Return the rule for dealing shares on a list of clients.
+
+        ``members`` is the number of clients on the list, and ``insisting`` of them insist on sums.
+        """
         return Graph.of(members, suspects(members, insisting, self.colluders), self.neighbours)
 
     def quorum(self, members: int, insisting: int) -> int:
-        """Return how many of a list of so many have to agree on a sum before it is opened."""
+        """Return the number of listed clients that must agree on a sum before it is opened."""
         return quorum(members, suspects(members, insisting, self.colluders))
 
 
 def digest_of(values: Mapping[str, Any]) -> str:
-    """Return a digest of what a training is told, whatever else the message says."""
+    """Return a digest of a training request, independent of the other values of its message."""
     told = {
         name: value for name, value in values.items() if name not in (*OF_STAGE, "what", "protocol")
     }
@@ -208,23 +215,23 @@ def digest_of(values: Mapping[str, Any]) -> str:
 
 
 def question_of(values: Mapping[str, Any], vectors: Mapping[str, bytes]) -> str:
-    """Return a digest of what decides how a client trains."""
+    """Return a digest of the values that determine a client's update."""
     told = {name: values[name] for name in OF_QUESTION if name in values}
     return _digest_of_json("question", told | {"models": [model_of(vectors), anchor_of(vectors)]})
 
 
 def model_of(vectors: Mapping[str, bytes]) -> str:
-    """Return the digest of the model that a question sends."""
+    """Return the digest of the model in a request."""
     return sha256(vectors.get("model", b"")).hexdigest()
 
 
 def anchor_of(vectors: Mapping[str, bytes]) -> str:
-    """Return the digest of the anchor that a question sends; an empty text if there is none."""
+    """Return the digest of the anchor in a request; an empty text if there is no anchor."""
     return sha256(vectors["anchor"]).hexdigest() if "anchor" in vectors else ""
 
 
 def listed(content: Content, name: str, kind: type[T]) -> list[T]:
-    """Return a list of a message, which must be there and of a type; an UpdateError otherwise."""
+    """Return a list of a message; raise an UpdateError if it is missing or of another type."""
     values = content.values.get(name)
     if not isinstance(values, list) or not all(
         type(value) is kind for value in cast("list[Any]", values)
@@ -237,18 +244,18 @@ def _digest_of_json(purpose: str, values: Mapping[str, Any]) -> str:
     return digest(purpose, json.dumps(values, sort_keys=True)).hex()
 
 
-# What the server's side of secure aggregation goes by in a run, and which queries it can take.
+# Settings of the server's side of secure aggregation in a run, and the queries that it supports.
 
 Value = TypeVar("Value")
 
 
 class Asks(Protocol):
-    """What puts questions to clients: :class:`~fedclade.flower.GridClients`."""
+    """Sender of requests to clients: :class:`~fedclade.flower.GridClients`."""
 
     def content(
         self, kind: str, values: Mapping[str, Any], vectors: Mapping[str, Array] | None = None
     ) -> RecordDict:
-        """Return the content of a question."""
+        """Return the content of a request."""
         ...
 
     def request(
@@ -260,13 +267,13 @@ class Asks(Protocol):
         left_out: dict[int, str],
         largest: int = 0,
     ) -> Iterator[tuple[int, Value]]:
-        """Send questions; yield what is read of the answers."""
+        """Send requests; yield the parsed replies."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Members:
-    """What is known of clients: the examples that each registered with, and its public key."""
+    """Registered properties of clients: number of training examples, and public key."""
 
     sizes: Mapping[int, int]
     keys: Mapping[int, str]
@@ -274,22 +281,22 @@ class Members:
 
 @dataclass
 class SecureAggregation:
-    """Gets sums of updates, and signatures, in place of updates.
+    """Settings and state of a run that receives sums of updates in place of updates.
 
     Parameters
     ----------
     rules
-        The run's.
+        Rules of the run.
     compared
-        What an update is compared by; that leaves its client unmasked.
+        Sketch by which updates are compared; it leaves its client unmasked.
     limiting
-        How much an update may weigh.
+        Limit on the weight of an update.
     norms
-        How long an update may be.
+        Limits on the norm of an update, by round.
     rule
-        How one update is made of several sums of a cluster.
+        Aggregation rule that combines several sums of a cluster into one update.
     withholds_losses
-        Whether clients withhold their losses, as those with a privacy budget do.
+        Whether clients withhold their losses, as clients with a privacy budget do.
     """
 
     rules: SecureRules
@@ -300,11 +307,14 @@ class SecureAggregation:
     withholds_losses: bool = False
     is_unguarded_noted: bool = False
     barred: dict[int, str] = field(default_factory=dict[int, str])
-    """Clients whose shares were wrong, and why they take no further part: with them no sum would be had."""
+    """Reason of each client that is excluded because its shares were wrong.
+
+    No sum with such a client could be opened.
+    """
 
 
 def check(query: UpdateQuery) -> None:
-    """Check that a query is one whose updates can be added up; a ConfigError otherwise."""
+    """Check that the updates of a query can be added up; raise a ConfigError if not."""
     what = ""
     if query.kind != "train":
         what = "gradients"
@@ -328,7 +338,8 @@ def check(query: UpdateQuery) -> None:
         )
 
 
-# Which runs secure aggregation fits, and what single clients disclose in them beside sums.
+# Checks that secure aggregation fits a run, and the data that single clients disclose in addition
+# to sums.
 
 REVEALS = {
     SKETCH: (
@@ -340,11 +351,14 @@ REVEALS = {
     "descriptors": "means and directions of each client's inputs, as a model sees them",
     "subspaces": "directions of each client's inputs, which are close to their means",
 }
-"""What a name of a policy's ``disclose`` stands for."""
+"""Description of the data that each name in a policy's ``disclose`` stands for."""
 
 
 def with_signs(settings: RunSettings) -> RunSettings:
-    """Return the settings with signs in place of sketches: of masked updates nothing else is compared."""
+    """Return the settings with signs in place of sketches.
+
+    Only signs of masked updates can be compared.
+    """
     if settings.signature.kind != "projected":
         return settings
     return replace(settings, signature=replace(settings.signature, kind="signs"))
@@ -353,10 +367,21 @@ def with_signs(settings: RunSettings) -> RunSettings:
 def disclosures_of(
     settings: RunSettings, algorithm: Algorithm, *, statistics: bool = False
 ) -> dict[str, str]:
-    """Return what single clients must disclose in a run of sums: what it reveals, by its name in ``disclose``.
+    """Return the data that single clients must disclose in a run of sums.
 
-    With ``statistics`` inputs are scaled, or labels weighted, by what all clients' examples come
-    to.
+    Parameters
+    ----------
+    settings
+        Settings of the run.
+    algorithm
+        Algorithm of the run.
+    statistics
+        Whether inputs are scaled, or labels weighted, by the statistics of all clients' examples.
+
+    Returns
+    -------
+    dict[str, str]
+        Description of the disclosed data, by its name in ``disclose``.
     """
     names = [
         *([SKETCH] if algorithm.compares else []),
@@ -371,7 +396,10 @@ def disclosures_of(
 
 
 def announcement(settings: RunSettings, algorithm: Algorithm, *, statistics: bool = False) -> str:
-    """Return what the server says at the start of a run whose clients disclose something beside sums, or nothing."""
+    """Return the server's warning about data that clients disclose in addition to sums.
+
+    It is empty if clients disclose no such data.
+    """
     disclosed = disclosures_of(settings, algorithm, statistics=statistics)
     if not disclosed:
         return ""
@@ -385,14 +413,23 @@ def announcement(settings: RunSettings, algorithm: Algorithm, *, statistics: boo
 def check_sums(
     settings: RunSettings, algorithm: Algorithm, clients: int = 0, *, parts: int = 1
 ) -> None:
-    """Check that a run of so many clients can do with sums of updates, and with signs where it compares.
+    """Check that a run can work with sums of updates, and with signs if it compares updates.
 
-    ``parts`` is the number of sums for each cluster, if these are enough for robust rules.
+    Parameters
+    ----------
+    settings
+        Settings of the run.
+    algorithm
+        Algorithm of the run.
+    clients
+        Number of clients.
+    parts
+        Number of sums for each cluster; robust rules need several.
 
     Raises
     ------
     ConfigError
-        If it cannot; a line for each reason.
+        If it cannot; one line for each reason.
     """
     name = type(algorithm).__name__
     problems = list[str]()
@@ -444,14 +481,15 @@ def check_sums(
         )
 
 
-# Whom a client deals shares of its secrets to.
+# Choice of the clients that receive shares of a client's secrets.
 
 
 def draw_holders(client: int, members: Sequence[int], graph: Graph) -> list[int]:
-    """Return the others that a client deals shares to, ascending: all, or so many as the graph says.
+    """Return the other clients that a client deals shares to, in ascending order.
 
-    The client draws them from the operating system, after it has seen the list. So neither the
-    server nor other clients can choose them, nor try lists until the draw suits them.
+    They are all others, or as many as the graph requires. The client draws them from the operating
+    system, after it has seen the list. So neither the server nor other clients can choose them, or
+    try lists until the draw suits them.
     """
     others = [member for member in members if member != client]
     if graph.holders == 0:
