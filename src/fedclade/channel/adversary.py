@@ -282,7 +282,9 @@ class Adversary:
 
     @property
     def described(self) -> dict[str, Any]:
-        """Settings as stored in a run's config; without an empty ``lies``, as in earlier versions.
+        """Settings as stored in a run's config.
+
+        An empty ``lies`` is left out, as in earlier versions.
         """
         settings = asdict(self)
         if not self.lies:

@@ -259,8 +259,7 @@ class SignSketch:
         return torch.where(self.project(vectors) >= 0, 1.0, -1.0).to(vectors.dtype)
 
     def project(self, vectors: Tensor) -> Tensor:
-        """Return the projections ``[..., R]`` of vectors ``[..., D]``, float64, without signs taken.
-        """
+        """Return the projections ``[..., R]``, float64, of vectors ``[..., D]``, before signs."""
         chosen = vectors if self._of is None else self._of.apply(vectors)
         if self._fold is not None:
             chosen = self._fold.apply(chosen)
