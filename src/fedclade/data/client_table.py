@@ -327,7 +327,7 @@ class NumberedNames(Sequence[str]):
 
 
 def take_optional(values: Indices | None, places: Indices | slice) -> Indices | None:
-    """Return the values at some places, or None if there are no values."""
+    """Return the values at some positions, or None if there are no values."""
     return None if values is None else values[places]
 
 

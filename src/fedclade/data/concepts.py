@@ -1,7 +1,7 @@
 """Synthetic data: SEA, SINE and CIRCLE, whose concepts drift, and planted clusters.
 
-In every time step each client draws new examples of the concept that a pattern gives it, and is
-tested on those that it trains on in the next step, as in the authors' code.
+In every time step each client draws new examples of its concept in the pattern. As in the authors'
+code, it is tested on the examples on which it trains in the next step.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fedclade.data.pool import Pool
 # memory than a few.
 
 BLOCK = 4096
-"""Number of clients that are generated together, from a key of their own."""
+"""Number of clients that are generated together, with one key for their random draws."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,8 +165,9 @@ def write_planted(
 Points = NDArray[np.float64]
 
 THRESHOLDS = (8.0, 9.0, 7.0, 9.5)
-"""θ of SEA's concepts (Street and Kim 2001). To the authors' files 8, 9, 7 and 9 fit best: their
-fourth is the second.
+"""Thresholds θ of SEA's concepts (Street and Kim 2001).
+
+The authors' files fit 8, 9, 7 and 9 best: their fourth concept equals the second.
 """
 
 CIRCLES = ((0.2, 0.5, 0.15), (0.6, 0.5, 0.25))

@@ -99,7 +99,7 @@ def merge_splits(pool: Pool) -> Pool:
 
 
 class _NotDrawnError(DataError):
-    """The partitioner of flwr-datasets gave up."""
+    """Error of a partitioner of flwr-datasets that found no valid partition."""
 
 
 def pathological(pool: Pool, clients: int, seed: int, *, labels_per_client: int = 2) -> Parts:

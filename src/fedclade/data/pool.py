@@ -143,12 +143,12 @@ class Pool:
     digest: str | None = field(default=None, init=False)
     """SHA-256 of ``x`` and ``y`` if a file states it, so that they need not be read.
 
-    A pool that was changed has none.
+    None for a pool that was changed.
     """
     reopened: tuple[Callable[..., Pool], tuple[str, ...]] | None = field(
         default=None, init=False, repr=False
     )
-    """The call by which another process maps the same file."""
+    """Call by which another process maps the same file."""
 
     def __post_init__(self) -> None:
         if self.task not in get_args(TaskKind):
