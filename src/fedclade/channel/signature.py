@@ -357,8 +357,7 @@ class Permuting(Middleware):
 
     Clients apply P⁻¹ to every model that they receive, and P to every update that they send. Means,
     norms and cosine similarities do not change (eqs. 45, 46), so algorithms run on permuted vectors
-    unchanged. P does not hide subspaces, since they are directions of the data and not of the
-    model.
+    unchanged. P does not hide subspaces, since they are directions of the data themselves.
     """
 
     permutation: Permutation

@@ -70,7 +70,7 @@ class ClientData:
 
 
 def map_labels(y: Tensor, label_map: Tensor) -> Tensor:
-    """Return targets by a label map, of the same shape; ignored targets stay."""
+    """Map targets by a label map; ignored targets do not change. The shape is the same."""
     return label_map[y.clamp(min=0)].where(y != IGNORED, IGNORED)
 
 
@@ -106,7 +106,7 @@ def report_no_examples(client: int, name: str, split: Split, clients: int) -> Da
     )
 
 
-# Stages: data of all clients from some round on, if it changes during a run.
+# Stages: data of all clients from a given round on, if it changes during a run.
 
 
 @checked()

@@ -332,7 +332,7 @@ def take_optional(values: Indices | None, places: Indices | slice) -> Indices | 
 
 
 def _concatenate_rows(indices: Sequence[Indices]) -> SplitRows:
-    """Return the rows of all clients, given those of each."""
+    """Concatenate the rows of each client."""
     counts = np.array([len(each) for each in indices], dtype=np.int64)
     # An empty array makes the result int64 if there are no clients.
     rows = np.concatenate([*indices, np.empty(0, np.int64)])

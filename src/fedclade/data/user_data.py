@@ -293,18 +293,19 @@ def federation(
     schema: DataSchema | str | Path | None = None,
     **options: Unpack[OwnOptions],
 ) -> Federation:
-    """Build a federation of clients that each bring data of their own.
+    """Build a federation of clients with data of their own.
 
     Parameters
     ----------
     clients
-        By name: ``(train, test)`` or ``(train, validation, test)``, or ``train`` alone. Each is a
-        map-style torch data set of pairs ``(x, y)``, or a pair ``(x, y)`` of arrays or tensors,
-        ``x`` perhaps a list of texts. Where there is no test data, or it is None, a client holds
-        back some of its training examples.
+        Data of each client by its name: ``(train, test)`` or ``(train, validation, test)``, or
+        ``train`` alone. Each is a map-style torch data set of pairs ``(x, y)``, or a pair ``(x,
+        y)`` of arrays or tensors; ``x`` may be a list of texts. Without test data, or if it is
+        None, a client holds back some of its training examples.
     task
-        The task. If left out: whole numbers are labels (``classification``), other
-        numbers those of a ``regression``; ``binary`` and ``multilabel`` have to be said.
+        The task. If left out: ``classification`` if targets are whole numbers, which are the
+        labels, and ``regression`` for other numbers. ``binary`` and ``multilabel`` have to be
+        specified.
     name
         Name of the data, for people.
     labels
@@ -313,8 +314,8 @@ def federation(
         True cluster of each client by its name, if known; for scoring only.
     schema
         For texts: a :class:`DataSchema` with the words of the vocabulary, or the path of a JSON
-        file with one. By default, the words of the training texts. Over a network all clients then
-        agree on one vocabulary.
+        file with one. By default, the words of the training texts are used, and over a network all
+        clients agree on one vocabulary.
     **options
         Fields of :class:`~fedclade.data.OwnSettings`, such as ``standardize="federated"``.
 
@@ -323,7 +324,8 @@ def federation(
     ConfigError
         If a setting is out of range, or the task is neither given nor clear from the targets.
     DataError
-        If a client's data cannot be read, does not look like that of the others, or is too little.
+        If a client's data cannot be read, differs in shape or type from the other clients' data, or
+        is too little.
 
     Examples
     --------
