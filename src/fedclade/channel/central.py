@@ -166,7 +166,7 @@ LARGEST_EPSILON = 100
 
 
 class NoisySums(Middleware):
-    """Adds noise to sums at the aggregator, and lets only sums and choices pass to the server.
+    """Middleware of the aggregator that adds noise to sums, and passes only sums and choices.
 
     If clients are sampled, sums of updates are divided by the expected number of clients, not by
     the actual number.
@@ -317,10 +317,11 @@ def _summed(updates: Updates) -> Updates:
 
 @dataclass
 class Answering(Middleware):
-    """Clips updates for a sum, gives clients equal weight, and replies to questions about updates.
+    """Middleware that clips updates for a sum, and replies to questions about updates.
 
-    This middleware acts at the client. Without privacy, updates pass unchanged, and replies to
-    questions are exact. A client trains once for all questions of a round.
+    This middleware acts at the client, and gives all clients equal weight. Without privacy, updates
+    pass unchanged, and replies to questions are exact. A client trains once for all questions of a
+    round.
 
     Parameters
     ----------

@@ -390,7 +390,7 @@ def sampling_rate(batch_size: int, examples: int) -> float:
 
 @dataclass(frozen=True)
 class PrivateExamples(Withholding):
-    """Lets DP-SGD clients send updates, and refuses queries for training data without noise.
+    """Middleware of DP-SGD clients: passes updates, and refuses queries for data without noise.
 
     The noise itself is added by the training. ``book`` is called with a round and a client's steps
     before the client trains, once for all parts of its data. If ``book`` raises an error, the

@@ -26,12 +26,12 @@ from fedclade.core import (
     row_norms,
 )
 
-# Updates carry the rule by which they are aggregated from the server's end of the channel.
+# Updates carry the rule by which they are aggregated, from their arrival at the server on.
 
 
 @dataclass(frozen=True)
 class Aggregating(Middleware):
-    """Attaches a robust aggregation rule to updates.
+    """Middleware that attaches a robust aggregation rule to updates.
 
     :func:`fedclade.core.mean` applies it where an algorithm takes the mean of updates.
     """
@@ -88,7 +88,7 @@ class StartModel:
 
 
 class Limiting(Middleware):
-    """Limits weights and norms of updates, so that a single client has a bounded effect.
+    """Middleware that limits weights and norms of updates, to bound a single client's effect.
 
     A client's weight is the number of examples that it reports, but at most ``largest_weight``
     times the median client's. The same holds for the weight of its scores on validation and
@@ -96,16 +96,16 @@ class Limiting(Middleware):
 
     A cluster is the set of clients that start from the same model. An update whose parameters or
     buffers have more than ``largest_norm`` times the median norm of its cluster is left out. An
-    update with more than ``clip_above`` times that norm is scaled down to it, parameters and
-    buffers separately; or to ``clip_above`` times the median over all clients of the round if that
-    is smaller, since adversaries may be the majority of a cluster. If fewer than :data:`ENOUGH`
-    clients of a cluster have replied, the measure is the norm of the model from which they started,
-    or the median over all clusters, whichever is larger. Clients that continue from models of their
-    own count as one cluster. In a round that streams, the measures use the updates that have
-    arrived so far.
+    update with more than ``clip_above`` times that norm is scaled down to that multiple, parameters
+    and buffers separately; or to ``clip_above`` times the median over all clients of the round if
+    that is smaller, since adversaries may be the majority of a cluster. If fewer than
+    :data:`ENOUGH` clients of a cluster have replied, the measure is the norm of the model from
+    which they started, or the median over all clusters, whichever is larger. Clients that continue
+    from models of their own count as one cluster. In a round that streams, the measures use the
+    updates that have arrived so far.
 
-    Honest clients hardly ever exceed these limits. They are not a robust aggregation: adversaries
-    within the limits, or that are a majority, are not detected.
+    Honest clients hardly ever exceed these limits. The limits are not a robust aggregation:
+    adversaries within the limits, or that are a majority, are not detected.
 
     Parameters
     ----------

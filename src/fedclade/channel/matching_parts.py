@@ -22,7 +22,7 @@ Honest clients with float32 differ by a few units.
 
 @dataclass(frozen=True)
 class MatchingParts(Middleware):
-    """Leaves out clients whose update is not the mean of the updates of its parts.
+    """Middleware that leaves out clients whose update is not the mean of the updates of its parts.
 
     If clients are compared by updates of parts of their data, they send the mean of these updates,
     by which a model moves, and the signature of each. A client could send honest signatures with a

@@ -31,7 +31,7 @@ COMPARED_WITH = 100
 
 
 class OpposingUpdates(Middleware):
-    """Leaves out updates that move a model against the other clients that chose the same model.
+    """Middleware that leaves out updates that oppose the other clients that chose the model.
 
     A client of IFCA takes the model for which it reports the lowest loss. With a false report it
     could change the model of any cluster. But a client that fits a cluster moves its model in about

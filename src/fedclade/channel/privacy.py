@@ -48,9 +48,10 @@ from fedclade.core import (
 
 
 class Withholding(Middleware):
-    """Lets clients send updates, and scores on validation or test data, and refuses other queries.
+    """Middleware that passes updates and most scores, and refuses all other queries.
 
-    A query is also refused if its class does not declare what its replies reveal.
+    Scores on validation and test data pass, and scores on training data are refused. A query is
+    also refused if its class does not declare what its replies reveal.
     """
 
     def __call__(self, query: Query[R], ask: Ask) -> R:
@@ -223,7 +224,7 @@ class DifferentialPrivacy:
 
 @dataclass(frozen=True)
 class Privatizing(Withholding):
-    """Clips and adds noise to the updates and gradients of clients, and refuses other queries.
+    """Middleware that clips updates and gradients, adds noise, and refuses other queries.
 
     Training losses, subspaces and sums of the data are refused, and the training losses of updates
     are NaN: withheld. If no updates travel, so that clients store what they train, models are not

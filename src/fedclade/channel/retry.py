@@ -51,7 +51,7 @@ AWAY = f"{NOT_ASKED}, as it is away"
 
 
 class Absence(Middleware):
-    """Leaves out absent clients, and sends them nothing.
+    """Middleware that leaves out absent clients, and sends them nothing.
 
     The clients ``away`` may change between rounds. They are left out of all queries of a method:
     updates, gradients, losses on training data, and rows of numbers about the data. An evaluation
@@ -182,7 +182,7 @@ class Faults:
 
 @dataclass(frozen=True)
 class FaultInjection(Middleware):
-    """Injects faults when clients are requested to train or for gradients.
+    """Middleware that injects faults when clients are requested to train or for gradients.
 
     A fault depends on seed, round, query and the client's key. So it does not depend on the other
     clients of the query, nor on the block in which a client trains. Models that clients store (a
@@ -265,7 +265,7 @@ RETRIES = 2
 
 
 class Retrying(Middleware):
-    """Repeats queries, and counts the clients that reply.
+    """Middleware that repeats queries, and counts the clients that reply.
 
     A query is repeated up to ``retries`` times: if no client replied, or, with ``require_all``,
     until all have. Clients that already replied, or are absent for the whole round, are not queried

@@ -259,7 +259,10 @@ class SignSketch:
         return torch.where(self.project(vectors) >= 0, 1.0, -1.0).to(vectors.dtype)
 
     def project(self, vectors: Tensor) -> Tensor:
-        """Return the projections ``[..., R]``, float64, of vectors ``[..., D]``, before signs."""
+        """Return the projections ``[..., R]`` of vectors ``[..., D]``, float64.
+
+        Only the signs of the projections leave a client.
+        """
         chosen = vectors if self._of is None else self._of.apply(vectors)
         if self._fold is not None:
             chosen = self._fold.apply(chosen)
@@ -295,7 +298,7 @@ Sketch = CountSketch | Selection | SignSketch | Nothing
 
 @dataclass(frozen=True)
 class Sketching(Middleware):
-    """Projects updates when the server receives them, so that the server compares sketches."""
+    """Middleware that projects updates at the server, which then compares sketches."""
 
     sketch: Sketch
 
@@ -353,11 +356,12 @@ class Permutation:
 
 @dataclass(frozen=True)
 class Permuting(Middleware):
-    """Permutes all vectors between clients and the server (CFL Algorithm 5, lines 7 and 8).
+    """Middleware that permutes all vectors between clients and the server.
 
-    Clients apply P⁻¹ to every model that they receive, and P to every update that they send. Means,
-    norms and cosine similarities do not change (eqs. 45, 46), so algorithms run on permuted vectors
-    unchanged. P does not hide subspaces, since they are directions of the data themselves.
+    It implements CFL Algorithm 5, lines 7 and 8. Clients apply P⁻¹ to every model that they
+    receive, and P to every update that they send. Means, norms and cosine similarities do not
+    change (eqs. 45, 46), so algorithms run on permuted vectors unchanged. P does not hide
+    subspaces, since they are directions of the data themselves.
     """
 
     permutation: Permutation
@@ -390,7 +394,9 @@ class Permuting(Middleware):
 
 @dataclass(frozen=True)
 class Replicating(Middleware):
-    """Combines m replicates of each client into one reply: their mean and the signatures of all.
+    """Middleware that combines m replicates of each client into one reply.
+
+    The reply is the mean of the replicates and the signatures of all of them, concatenated.
 
     A replicate is an update from the same model, trained on a part of the training data. A client
     is queried once, and if signatures are sketches, it sends little more than one update. This
@@ -438,9 +444,10 @@ class Replicating(Middleware):
 
 @dataclass(frozen=True)
 class Unpacking(Middleware):
-    """Separates mean updates from the signatures that :class:`Replicating` concatenated to them.
+    """Middleware that separates mean updates from the signatures concatenated to them.
 
-    It comes before all other middleware of the server that changes updates.
+    It reverses the concatenation of :class:`Replicating`, before the server compares or sums
+    updates.
     """
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:

@@ -17,7 +17,7 @@ from fedclade.core import Ask, Sums, UpdateQuery, Updates
 
 @dataclass(frozen=True)
 class Streaming(Middleware):
-    """Replaces updates by their sums and signatures, with few updates in memory at a time.
+    """Middleware that replaces updates by sums and signatures, with few updates in memory.
 
     Memory grows with (clients at a time) × S + models × S + n × R, instead of n × S. Full
     signatures (R = D) would lose this advantage.

@@ -49,7 +49,7 @@ class Meter:
 
 @dataclass(frozen=True)
 class Timing(Middleware):
-    """Counts the seconds that clients take, separately for evaluation and all other queries."""
+    """Middleware that counts the seconds of clients, separately for evaluation and the rest."""
 
     meter: Meter
 
@@ -67,7 +67,7 @@ class Timing(Middleware):
 
 @dataclass(frozen=True)
 class Traffic(Middleware):
-    """Counts the bytes that would travel between simulated clients and the server.
+    """Middleware that counts the bytes that would travel between simulated clients and the server.
 
     Before a client trains, it receives a model. It receives a second model if the proximal term
     pulls it towards another one, or if its local rule needs one. It sends an update back, unless
