@@ -1,7 +1,8 @@
-"""What lies between the server and clients: privacy, permutation, sketches, encodings, faults, lies, traffic, retries.
+"""Channel between server and clients: privacy, permutation, sketches, faults, limits and retries.
 
-Each is a function ``(query, ask) -> reply``; ``compose.py`` has the list of them, for clients and
-for the server. Runs and the network import it; algorithms do not know of it.
+It also contains encodings, adversaries and traffic counts. Most parts are middleware, a function
+``(query, ask) -> reply``; ``compose.py`` has their order for clients and for the server. Runs and
+the network import this package; algorithms do not depend on it.
 """
 
 from fedclade.channel.accounting import (

@@ -1,6 +1,6 @@
-"""What releases of different kinds cost a client together, in ε at δ, by dp-accounting's own composition.
+"""Privacy accounting: the joint ε at δ of a client's releases, composed by dp-accounting.
 
-Neighbours are two federations of which one client's data are replaced: ``REPLACE_ONE``. Every ε is
+Two federations are neighbours if the data of one client are replaced (``REPLACE_ONE``). Every ε is
 at client level.
 """
 
@@ -16,39 +16,42 @@ from typing import Any, TypeVar
 
 from fedclade.core import PrivacyError, alone, appear, import_extra, require
 
-# What a client's releases cost it together, in ε at δ; and the file in which it keeps count of
-# them.
+# The joint ε at δ of a client's releases, and the file in which the client counts them.
 
 FORMAT = 1
 """Version of a ledger's layout."""
 
 LEVELS = ("client", "example")
-"""Whom noise protects."""
+"""Levels of protection: all data of a client, or each example."""
 
 E = TypeVar("E")
 
 SENSITIVITY = 2.0
-"""How far two clipped updates can lie apart, in clip norms."""
+"""Largest distance between two clipped updates, in clip norms."""
 
 
 def epsilon_of(releases: Mapping[float, int], delta: float) -> float:
-    """Return the ε that some releases of one client cost together, at a δ.
+    """Return the joint ε of some releases of one client at δ.
 
-    A release is an update clipped to norm C, plus Gaussian noise of standard deviation z·C. What is
-    protected is all the data of the client: with any other data its clipped update would lie at
-    most 2C away. So a release is a Gaussian mechanism of multiplier z/2, or 2/z-GDP, and n_z
-    releases each are together, however the server chose its queries by earlier answers, one
-    Gaussian mechanism of multiplier 1/√(Σ n_z (2/z)²), exactly (Dong, Roth, Su 2019,
-    arXiv:1905.02383, Corollary 3.3). Its ε is that of Balle and Wang 2018 (arXiv:1805.06530,
-    Theorem 8).
+    A release is an update clipped to norm C, plus Gaussian noise of standard deviation z·C. All the
+    data of the client are protected: with any other data its clipped update would differ by at most
+    2C. So a release is a Gaussian mechanism of multiplier z/2, or 2/z-GDP. Together, n_z releases
+    of each z are exactly one Gaussian mechanism of multiplier 1/√(Σ n_z (2/z)²), even if the server
+    chose its queries by earlier replies (Dong, Roth, Su 2019, arXiv:1905.02383, Corollary 3.3). The
+    ε of that mechanism is given by Balle and Wang 2018 (arXiv:1805.06530, Theorem 8).
 
     Parameters
     ----------
     releases
-        How many n_z there were with each noise multiplier z: without one ε is 0, with a z of 0
+        Number of releases n_z by noise multiplier z. Without releases ε is 0; with a z of 0 it is
         infinite.
     delta
         δ, in (0, 1).
+
+    Returns
+    -------
+    float
+        ε.
 
     Raises
     ------
@@ -72,9 +75,9 @@ def epsilon_of(releases: Mapping[float, int], delta: float) -> float:
 
 
 def multiplier_for(epsilon: float, releases: int, delta: float) -> float:
-    """Return the noise multiplier z with which so many releases cost ε together, at a δ: see :func:`epsilon_of`.
+    """Return the noise multiplier z with which some releases cost ε at δ; 0 for infinite ε.
 
-    It is 0 for an infinite ε. Raises as :func:`epsilon_of`.
+    It is the inverse of :func:`epsilon_of`, and raises the same errors.
     """
     require(("delta", delta, 0 < delta < 1, "greater than 0 and less than 1"))
     accounting = import_extra(
@@ -87,9 +90,16 @@ def multiplier_for(epsilon: float, releases: int, delta: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """What a client may spend in its life: ε at δ; an ε of infinity is no bound.
+    """Privacy budget of a client over its lifetime.
 
-    ``level`` says whom it is of: the ``client`` with all its data, or each ``example`` of it.
+    Parameters
+    ----------
+    epsilon
+        Largest ε, greater than 0; infinity is no bound.
+    delta
+        δ, in (0, 1).
+    level
+        ``client``: the budget is for all the client's data. ``example``: for each example.
 
     Raises
     ------
@@ -111,7 +121,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Entry:
-    """The releases of one round of a run, with one noise multiplier."""
+    """Releases of one round of a run, with one noise multiplier."""
 
     run: str
     round: int
@@ -127,16 +137,24 @@ class Entry:
 
 @dataclass(frozen=True)
 class Ledger:
-    """One client's releases, over all the clusters and runs that it passed through, as a JSON file.
+    """Ledger of one client's releases over all its clusters and runs, as a JSON file.
 
-    A release is booked before it leaves, and the file is replaced whole. So a crash may count a
-    release that did not take place, and never misses one. One process at a time may write it. A
-    file that is not there is a client that has released nothing: nobody can tell it from one that
-    was deleted, so keep it where identity and keys are kept. Beyond the budget nothing is released.
+    A release is booked before it leaves, and the file is replaced as a whole. So a crash may count
+    a release that did not take place, and never misses one. Only one process at a time may write
+    the file. A missing file means that the client has released nothing. It cannot be distinguished
+    from a deleted file, so store it with the client's identity and keys. Beyond the budget nothing
+    is released.
 
-    ``steps`` is the file of the client's earlier DP-SGD steps, if it may have taken some: these
-    bound what is learned of one example, and not of all its data together, so with a single one of
-    them the client-level ε is infinite.
+    Parameters
+    ----------
+    path
+        The JSON file.
+    budget
+        Largest ε at δ that the client may spend; None for no limit.
+    steps
+        Ledger file of the client's earlier DP-SGD steps, if it may have taken some. Such steps
+        bound what is revealed about one example, but not about all the client's data together, so a
+        single step makes the client-level ε infinite.
     """
 
     path: Path
@@ -144,19 +162,31 @@ class Ledger:
     steps: Path | None = None
 
     def entries(self) -> tuple[Entry, ...]:
-        """Read what has been booked; raises a PrivacyError if the file is damaged."""
+        """Read the booked releases; raises a PrivacyError if the file is damaged."""
         return read_entries(self.path, Entry)
 
     def spent(self, delta: float) -> float:
-        """Return the ε, at a δ, of all releases so far; raises as :func:`epsilon_of` and :meth:`entries`."""
+        """Return the ε of all booked releases at δ.
+
+        Raises as :func:`epsilon_of` and :meth:`entries`.
+        """
         return self._epsilon(self.entries(), delta)
 
     def counted(self) -> Counter[float]:
-        """Return how many releases there were with each noise multiplier; raises as :meth:`entries`."""
+        """Return the number of releases by noise multiplier; raises as :meth:`entries`."""
         return _counted(self.entries())
 
     def book(self, noise_multiplier: float, run: str, number: int, releases: int = 1) -> None:
-        """Book releases that are about to leave, in a round of a run; if this raises, nothing may leave.
+        """Book releases before they leave. If this raises an error, nothing may leave the client.
+
+        Parameters
+        ----------
+        noise_multiplier
+            z of the releases.
+        run, number
+            Name of the run, and number of its round.
+        releases
+            Number of releases.
 
         Raises
         ------
@@ -180,7 +210,13 @@ class Ledger:
 
 
 def read_entries(path: Path, kind: type[E]) -> tuple[E, ...]:
-    """Return what a ledger holds, of no file nothing; raises a PrivacyError if it is damaged."""
+    """Return the entries of a ledger file; none if there is no file.
+
+    Raises
+    ------
+    PrivacyError
+        If the file is damaged.
+    """
     try:
         written: Any = json.loads(path.read_bytes())
         if (found := written["format"]) != FORMAT:
@@ -196,7 +232,10 @@ def read_entries(path: Path, kind: type[E]) -> tuple[E, ...]:
 
 
 def write_entries(path: Path, entries: Iterable[Any], **told: str) -> None:
-    """Replace a ledger by these entries, and what is told of them, as a whole; raises an OSError if that fails."""
+    """Replace a ledger file as a whole by these entries, with ``told`` as further fields.
+
+    Raises an OSError if that fails.
+    """
     text = json.dumps(
         {"format": FORMAT, **told, "entries": [asdict(entry) for entry in entries]}, indent=1
     )
@@ -204,7 +243,10 @@ def write_entries(path: Path, entries: Iterable[Any], **told: str) -> None:
 
 
 def check_budget(budget: Budget | None, spent: Callable[[float], float]) -> None:
-    """Raise a PrivacyError if a client would have spent more than its budget, given what that is in ε at a δ."""
+    """Raise a PrivacyError if a client would have spent more than its budget.
+
+    ``spent`` returns the client's ε at a given δ.
+    """
     if (
         budget is None
         or budget.epsilon == math.inf
@@ -226,22 +268,22 @@ def _counted(entries: Iterable[Entry]) -> Counter[float]:
 
 
 INTERVAL = 1e-4
-"""Into whose multiples privacy losses are rounded up, wherever the noise is not far too small to protect anybody."""
+"""Grid to which privacy losses are rounded up; coarser if there is very little noise."""
 
 
 @dataclass(frozen=True)
 class Release:
-    """A sum with Gaussian noise, of clients that are each sampled with some probability; or a randomized response.
+    """Release of a sum with Gaussian noise, or of randomized responses.
 
     Parameters
     ----------
     noise_multiplier
-        Standard deviation of the noise, over half the distance that replacing one client can move
-        the sum by.
+        Standard deviation of the noise, divided by half the distance by which replacing one client
+        can move the sum.
     sampling
-        The probability, independently for each client (Poisson sampling).
+        Probability with which each client is sampled, independently of others (Poisson sampling).
     epsilon, options
-        Of a response: its own ε, and among how many.
+        For a response: its ε, and the number of options.
     """
 
     noise_multiplier: float | None = None
@@ -250,7 +292,11 @@ class Release:
     options: int | None = None
 
     def event(self, *, sampled: bool) -> Any:
-        """Return dp-accounting's event; without ``sampled`` who was is known, so that it hides nobody."""
+        """Return dp-accounting's event of the release.
+
+        Without ``sampled``, the observer knows the sampled clients, so that sampling does not
+        amplify privacy.
+        """
         accounting = _accounting()
         if self.options is not None:
             return accounting.RandomizedResponseDpEvent(
@@ -263,20 +309,30 @@ class Release:
 
 
 def share_at_random(epsilon: float | None, options: int) -> float:
-    """Return the share of clients that answer at random: of k-ary randomized response, k / (e^ε + k − 1).
+    """Return the share of random replies in k-ary randomized response, k / (e^ε + k − 1).
 
-    All others tell the truth, so the likelihood of an answer under any two truths differs by a
-    factor e^ε at most (Kairouz, Bonawitz, Ramage 2016, arXiv:1602.07387). Without an ε all tell the
-    truth.
+    All other clients report the truth, so the likelihoods of a reply under any two truths differ by
+    at most a factor e^ε (Kairouz, Bonawitz, Ramage 2016, arXiv:1602.07387). Without an ε all
+    clients report the truth.
     """
     return 0.0 if epsilon is None else options / (math.exp(epsilon) + options - 1)
 
 
 def composed_epsilon(releases: Iterable[Release], delta: float, *, sampled: bool) -> float:
-    """Return the ε of all releases at δ: towards those who know which clients were ``sampled``, or do not.
+    """Return the joint ε of all releases at δ, with or without amplification by sampling.
 
-    Privacy loss distributions are composed, rounded up. Gaussian releases without sampling are
-    joined to one first.
+    Privacy loss distributions are composed and rounded up. Gaussian releases without sampling are
+    first joined to one.
+
+    Parameters
+    ----------
+    releases
+        The releases.
+    delta
+        δ, in (0, 1).
+    sampled
+        True: towards parties that do not know which clients were sampled. False: towards parties
+        that know.
 
     Raises
     ------
@@ -304,7 +360,7 @@ def composed_epsilon(releases: Iterable[Release], delta: float, *, sampled: bool
         for r, n in counted.items()
         if r.options is None and r not in plain
     ]
-    # Each by itself: dp-accounting 0.6 counts a response that is composed with itself once.
+    # Each response is added by itself: dp-accounting 0.6 counts a self-composed response only once.
     events += [
         r.event(sampled=sampled)
         for r, n in counted.items()

@@ -1,7 +1,7 @@
-"""Which clients of a simulation lie, and how: the settings of adversaries.
+"""Settings of adversaries in a simulation, and the attacks that use other clients' updates.
 
-Sources: Blades' ``adversaries/`` and ByzFL's ``attacks.py``, whose defaults these are but where
-:data:`KINDS` says otherwise; formulas are in ``attacks.py``.
+Sources: Blades' ``adversaries/`` and ByzFL's ``attacks.py``. Their defaults are used unless
+:data:`KINDS` differs.
 """
 
 from __future__ import annotations
@@ -17,21 +17,28 @@ from torch import Tensor
 
 from fedclade.core import ConfigError, checked, require, row_norms, unknown
 
-# What adversaries send in place of their updates, where that is made of the updates of others.
+# Attacks that are computed from the updates of other clients:
 #
 # ALIE (Baruch, Baruch, Goldberg 2019), IPM (Xie, Koyejo, Gupta 2019), min-max and min-sum
 # (Shejwalkar and Houmansadr 2021), as in Blades' ``adversaries/`` and ByzFL's ``attacks.py``.
-# Updates are rows of ``[h, D]``, and weigh alike. Where Blades bisects γ of min-max in [0, 5], and
-# may end on the side where the constraint does not hold, the largest γ is computed: it solves a
+# Updates are rows of ``[h, D]`` with equal weights. Blades bisects γ of min-max in [0, 5], and may
+# end on the side where the constraint does not hold. Here the largest γ is computed: it solves a
 # quadratic equation for each update.
 
 
 def alie_z(n: int, f: int) -> float:
-    """Return z = Φ⁻¹((n − f − s) / (n − f)) with s = ⌊n/2 + 1⌋ − f, of n clients of which f are adversaries.
+    """Return z = Φ⁻¹((n − f − s) / (n − f)) of ALIE, with s = ⌊n/2 + 1⌋ − f.
 
-    s is how many honest clients must prefer the lie to the mean. Where adversaries have the
-    majority by themselves one is taken, since z would have no bound; with fewer than two honest
-    clients nothing deviates, and z is 0.
+    s is the number of honest clients that must prefer the false update to the mean. If adversaries
+    are the majority by themselves, s = 1 is used, since z would have no bound. With fewer than two
+    honest clients nothing deviates, and z is 0.
+
+    Parameters
+    ----------
+    n
+        Number of clients.
+    f
+        Number of adversaries among them.
     """
     if n - f < 2:
         return 0.0
@@ -40,7 +47,10 @@ def alie_z(n: int, f: int) -> float:
 
 
 def deviation(updates: Tensor) -> Tensor:
-    """Return the standard deviation σ of each entry, ``[D]``, with ddof 1 as in Blades; of one update zeros."""
+    """Return the standard deviation σ of each entry, ``[D]``; zeros for a single update.
+
+    The divisor is h − 1 (ddof 1), as in Blades.
+    """
     return updates.std(0) if len(updates) > 1 else torch.zeros_like(updates[0])
 
 
@@ -61,11 +71,15 @@ DIRECTIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
         -torch.nn.functional.normalize(updates.mean(0), dim=0, eps=0.0).nan_to_num()
     ),
 }
-"""The ways in which min-max and min-sum leave the mean: −σ, −sign(μ) and −μ/‖μ‖."""
+"""Directions d in which min-max and min-sum leave the mean: −σ, −sign(μ) and −μ/‖μ‖."""
 
 
 def min_max(updates: Tensor, direction: str) -> Tensor:
-    """Return μ + γd with the largest γ whose distance from every update is at most that of the two furthest."""
+    """Return the min-max update μ + γd, ``[D]``.
+
+    γ is the largest value for which no update is further away than the largest distance between two
+    updates.
+    """
     mean = updates.mean(0)
     d = DIRECTIONS[direction](updates)
     a = mean - updates
@@ -73,16 +87,17 @@ def min_max(updates: Tensor, direction: str) -> Tensor:
     most = max(float(row_norms(updates, row).max()) for row in updates)
     if squared == 0:
         return mean
-    # ‖aᵢ + γd‖² = T² for the largest γ; the mean lies within T of every update, so the root is
+    # ‖aᵢ + γd‖² = T² for the largest γ. The mean lies within T of every update, so the root is
     # real.
     inside = (along**2 + squared * (most**2 - row_norms(a) ** 2)).clamp(min=0)
     return mean + float(((inside.sqrt() - along) / squared).min()) * d
 
 
 def min_sum(updates: Tensor, direction: str) -> Tensor:
-    """Return μ + γd with the largest γ whose summed squared distance from all updates is at most that of any of them.
+    """Return the min-sum update μ + γd, ``[D]``.
 
-    Since Σ(μ − gᵢ) = 0, Σ‖μ + γd − gᵢ‖² = Σ‖μ − gᵢ‖² + hγ²‖d‖².
+    γ is the largest value for which the sum of squared distances from all updates is at most the
+    largest such sum of any update. Since Σ(μ − gᵢ) = 0, Σ‖μ + γd − gᵢ‖² = Σ‖μ − gᵢ‖² + hγ²‖d‖².
     """
     mean = updates.mean(0)
     d = DIRECTIONS[direction](updates)
@@ -93,7 +108,7 @@ def min_sum(updates: Tensor, direction: str) -> Tensor:
 
 
 def _along(a: Tensor, d: Tensor) -> tuple[Tensor, float]:
-    """Return aᵢ·d of each row, ``[h]``, and ‖d‖²."""
+    """Return the inner product aᵢ·d of each row, ``[h]``, and ‖d‖²."""
     exact = d.double()
     return torch.stack([row.double() @ exact for row in a]).cpu(), float(exact @ exact)
 
@@ -112,7 +127,7 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
     "copy": {"std": 0.0},
     "sybil": {"factor": 1.0},
 }
-"""The kinds of adversaries, with the options of each and their defaults."""
+"""Kinds of adversaries, with the options of each kind and their defaults."""
 
 LIES: Mapping[str, str] = {
     "losses": "reports the loss of the model that suits its training data least for the one that suits them best",
@@ -123,16 +138,16 @@ LIES: Mapping[str, str] = {
     "statistics": "reports that all its examples have the label that it has least of, and inputs that are far off",
     "signatures": "sends honest signatures of the parts of its data beside a false update",
 }
-"""The false statements of adversaries besides their updates, and what each of them does."""
+"""False statements of adversaries, in addition to updates, with a description of each."""
 
 POISONING = ("label_flip", "backdoor")
 """Kinds that train on data that they have changed."""
 
 CHANGING = tuple(kind for kind in KINDS if kind not in (*POISONING, "false_size"))
-"""Kinds that send another update than the one that they have trained."""
+"""Kinds that replace the update that they have trained."""
 
 KNOWING = ("alie", "ipm", "minmax", "minsum", "copy")
-"""Kinds that see the updates of others."""
+"""Kinds that see the updates of other clients."""
 
 FALSE_SIZE = 10**9
 
@@ -142,61 +157,64 @@ LARGEST_SIZE = 2**53
 @checked()
 @dataclass(frozen=True, kw_only=True)
 class Adversary:
-    """Which clients are adversaries, and what they do; without a share there are none.
+    """Settings of adversaries: which clients attack, and how. With a share of 0 there are none.
 
-    An option that a kind does not take is an error; left out, it is the kind's own.
+    An option that is left out has the default of the kind. An option that the kind does not have is
+    an error.
 
     Parameters
     ----------
     kind
         ``label_flip``, ``sign_flip``, ``scaled``, ``gaussian``, ``alie``, ``ipm``, ``minmax``,
-        ``minsum``, ``backdoor``, ``false_size``, ``copy`` or ``sybil``. May be left out where there
-        are ``lies``: updates are honest then.
+        ``minsum``, ``backdoor``, ``false_size``, ``copy`` or ``sybil``. May be left out if ``lies``
+        are set: updates are honest then.
     lies
-        False statements besides updates, any of :data:`LIES`: ``losses``, ``scores``,
+        False statements in addition to updates, any of :data:`LIES`: ``losses``, ``scores``,
         ``subspaces``, ``descriptors``, ``shifts``, ``statistics`` and ``signatures``. A method that
         does not request a statement is not affected.
     share
-        Of all clients, how many are adversaries: drawn by the seed, and at least one unless it is
-        0.
+        Share of all clients that are adversaries. They are drawn by the seed, and at least one is
+        drawn unless the share is 0.
     cluster
-        They are drawn from the members of this true cluster alone, and ``share`` is of these.
+        True cluster from whose members alone the adversaries are drawn. ``share`` is then the share
+        of these members.
     from_round
-        Until this round they behave; sybils are not there before.
+        First round in which adversaries attack. Before it they are honest, and sybils are absent.
     sleeper
-        Besides, an adversary behaves as long as its cluster has all clients: until the model that
-        it is sent is no longer everyone's.
+        Whether adversaries also stay honest as long as a single cluster has all clients, so that
+        all clients receive the same model.
     evasive
-        Besides, an adversary answers truthfully where updates of parts of its data are compared, as
-        in a check of ``rcfl``, and lies in all that only goes into models. Other methods compare
-        every update, or none.
+        Whether adversaries reply truthfully if updates of parts of the data are compared, as in a
+        check of ``rcfl``, and attack only in queries whose updates just move models. Other methods
+        compare every update, or none.
     size
-        How many training examples it claims to have; the truth, if left out, and of ``false_size``
-        10⁹.
+        Number of training examples that an adversary claims to have. If left out: the truth, and
+        10⁹ for ``false_size``.
     factor
-        What an update is multiplied by: 10 of ``scaled``. Of ``backdoor`` γ, by default the number
-        of clients over that of adversaries, so that the mean becomes the adversary's model. Of
-        ``sybil`` the length, in those of its honest update: 1.
+        Factor of the update: 10 for ``scaled``. For ``backdoor``: γ, by default the number of
+        clients divided by the number of adversaries, so that the mean becomes the adversary's
+        model. For ``sybil``: length of the update in multiples of the length of the honest one, 1.
     mean, std
-        Of each parameter of what ``gaussian`` sends, 0.1 and 0.1. ``copy`` puts noise of ``std`` on
-        its copy: 0.
+        Mean and standard deviation of each parameter that ``gaussian`` sends, 0.1 and 0.1. ``copy``
+        adds noise of standard deviation ``std`` to its copy: 0.
     z
-        Of ``alie``; by default the largest with which enough honest clients lie further from the
+        z of ``alie``; by default the largest with which enough honest clients lie further from the
         mean.
     epsilon
         ε of ``ipm``: 2.
     direction
-        In which ``minmax`` and ``minsum`` leave the mean: ``std``, ``sign`` or ``unit``.
+        Direction in which ``minmax`` and ``minsum`` leave the mean: ``std``, ``sign`` or ``unit``.
     knows
-        Whose updates ``alie``, ``ipm``, ``minmax`` and ``minsum`` start from: those of the
-        ``honest`` clients that were sent the same model, or those that the adversaries among them
-        would send, their ``own``.
+        Updates from which ``alie``, ``ipm``, ``minmax`` and ``minsum`` start. ``honest``: the
+        updates of the honest clients that received the same model. ``own``: the honest updates of
+        the adversaries that received it.
     target
-        The label that a ``backdoor`` leads to: 0.
+        Label to which a ``backdoor`` leads: 0.
     patch
-        Its trigger is a bright square of so many pixels in the lower right corner: 3.
+        Side in pixels of the trigger of a ``backdoor``, a bright square in the lower right corner:
+        3.
     poisoned
-        The share of a backdoor's training examples that have the trigger and the target: 0.3.
+        Share of a backdoor's training examples that have the trigger and the target: 0.3.
 
     Raises
     ------
@@ -254,7 +272,7 @@ class Adversary:
         )
 
     def __bool__(self) -> bool:
-        """Whether there are any."""
+        """Whether there are any adversaries."""
         return self.share > 0
 
     def option(self, name: str) -> Any:
@@ -264,35 +282,45 @@ class Adversary:
 
     @property
     def described(self) -> dict[str, Any]:
-        """The settings as a run's config notes them: without ``lies`` where there are none, as in earlier versions."""
+        """Settings as stored in a run's config.
+
+        An empty ``lies`` is left out, as in earlier versions.
+        """
         settings = asdict(self)
         if not self.lies:
             del settings["lies"]
         return settings
 
     def states_falsely(self, lie: str) -> bool:
-        """Return whether a false statement of :data:`LIES` is one of theirs."""
+        """Return whether the adversaries make a false statement of :data:`LIES`."""
         return lie in self.lies
 
     @property
     def poisons(self) -> bool:
-        """Whether they train on data that they have changed."""
+        """Whether the adversaries train on data that they have changed."""
         return self.kind in POISONING
 
     @property
     def knowing(self) -> bool:
-        """Whether they see the updates of others."""
+        """Whether the adversaries see the updates of other clients."""
         return self.kind in KNOWING
 
     @property
     def claims(self) -> int | None:
-        """How many training examples they claim to have, if not the truth."""
+        """Number of training examples that the adversaries claim, or None for the truth."""
         return FALSE_SIZE if self.size is None and self.kind == "false_size" else self.size
 
     def check_stream(self, stream: object, *, central: bool = False) -> None:
-        """Check that they see all updates of a round together: a ConfigError if they need to, and the run streams.
+        """Check that adversaries can see the updates of other clients, if their kind needs to.
 
-        Or if privacy is ``central``, where nobody sees single updates.
+        They need all updates of a round together, so the run must not stream. With ``central``
+        privacy no party sees single updates.
+
+        Raises
+        ------
+        ConfigError
+            If the adversaries need the updates of others, and the run streams or has central
+            privacy.
         """
         rule = f"false or 'auto' with adversaries of kind {self.kind!r}, which see the updates of others"
         require(("stream", stream, not (self and self.knowing and stream is True), rule))
@@ -325,6 +353,6 @@ _RULES: Mapping[str, Any] = {
     "patch": lambda value: (value >= 1, "at least 1"),
     "poisoned": lambda value: (0 < value <= 1, "greater than 0 and at most 1"),
 }
-"""Of each option, whether a value holds, and the rule."""
+"""Rule of each option: returns whether a value is valid, and the rule in words."""
 
 OPTIONS = tuple(field.name for field in fields(Adversary) if field.name in _RULES)

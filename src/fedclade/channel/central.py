@@ -1,15 +1,16 @@
-"""Central differential privacy: no single update is seen, only sums over the clients of a model, with noise on them.
+"""Central differential privacy: the server sees only noisy sums over the clients of a model.
 
-A client clips its update to length C and adds it to a sum, in which all count alike. An aggregator
-that does not show single updates (secure aggregation, or somebody trusted; here, the simulation)
-puts Gaussian noise of standard deviation z·C on every number of the sum before the server has it.
-With other data the client's clipped update would lie at most 2C away, and so would the sum. In any
-round a client is in one sum only, whose members follow from what was released before, so the
-release of all clusters' sums is one Gaussian mechanism of multiplier z/2.
+A client clips its update to length C and adds it to a sum, in which all clients have equal weight.
+An aggregator that does not show single updates (secure aggregation or a trusted party; here, the
+simulation) adds Gaussian noise of standard deviation z·C to every number of the sum before the
+server receives it. With any other data of one client, its clipped update would differ by at most
+2C, and so would the sum. In any round a client is in only one sum, whose members follow from
+earlier releases. So the release of the sums of all clusters is one Gaussian mechanism of multiplier
+z/2.
 
-Clients are compared by questions (:mod:`fedclade.core.private_questions`): sums of vectors that are
-at most √2 apart get noise of z'/√2, which again is multiplier z'/2; and choices among k go to the
-server by randomized response.
+Clients are compared by questions (:mod:`fedclade.core.private_questions`). Sums of vectors that are
+at most √2 apart get noise of standard deviation z'/√2, which again is a Gaussian mechanism of
+multiplier z'/2. Choices among k options reach the server by randomized response.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from fedclade.core import (
 @checked()
 @dataclass(frozen=True, kw_only=True)
 class CentralPrivacy:
-    """Clipping, noise on sums, and randomized response.
+    """Settings of central privacy: clipping, noise on sums, and randomized response.
 
     Parameters
     ----------
@@ -57,9 +58,9 @@ class CentralPrivacy:
     noise_multiplier
         z: the noise on every number of a sum of updates has standard deviation z·C; 0 for none.
     signature_noise
-        z' of sums of what clients are compared by; ``noise_multiplier`` if left out.
+        z' of the sums by which clients are compared; ``noise_multiplier`` if left out.
     signature_epsilon
-        ε of each choice that a client reports; left out, it is the truth.
+        ε of each choice that a client reports; if left out, clients report the true choice.
     delta
         δ, well below one over the number of clients.
 
@@ -98,13 +99,12 @@ class CentralPrivacy:
 
     @classmethod
     def of(cls, section: Mapping[str, Any]) -> CentralPrivacy | None:
-        """Return what the ``[privacy]`` section of a config says: None if its model is another.
+        """Return the settings in the ``[privacy]`` section of a config, or None for another model.
 
         Raises
         ------
         ConfigError
-            If a value is out of range, the model is unknown, or a setting is one of another
-            model's.
+            If a value is out of range, the model is unknown, or a setting belongs to another model.
         """
         model = section.get("model", "local")
         require(("privacy.model", model, model in ("local", "central"), "'local' or 'central'"))
@@ -131,19 +131,20 @@ class CentralPrivacy:
 
     @property
     def section(self) -> dict[str, Any]:
-        """What a config says of it."""
+        """``[privacy]`` section of a config with these settings."""
         return {"model": "central", **asdict(self)}
 
     def multiplier(self, question: Question | None) -> float:
-        """Return z of a sum of updates, or z' of one that a question asks for."""
+        """Return the noise multiplier: z for sums of updates, z' for replies to a question."""
         own = self.noise_multiplier if self.signature_noise is None else self.signature_noise
         return self.noise_multiplier if question is None else own
 
     def spent(self, releases: list[Release]) -> dict[str, Any]:
-        """Return what a run's summary says, ε None being no bound: towards the server, and towards all others.
+        """Return the privacy entries of a run's summary.
 
-        The server knows which clients are sampled. Whoever gets the models does not, if the server
-        keeps it to itself.
+        ``epsilon`` holds towards the server, which knows the clients that are sampled.
+        ``epsilon_public`` holds towards recipients of the models, who do not know them as long as
+        the server does not reveal them. None means that there is no bound.
         """
         server = composed_epsilon(releases, self.delta, sampled=False)
         public = composed_epsilon(releases, self.delta, sampled=True)
@@ -161,15 +162,22 @@ class CentralPrivacy:
 
 
 LARGEST_EPSILON = 100
-"""Of a choice; one of a larger ε is the truth."""
+"""Bound on ε of a choice: with a larger ε randomized response would report the truth."""
 
 
 class NoisySums(Middleware):
-    """At the aggregator: puts noise on sums, and lets nothing else of updates pass.
+    """Middleware of the aggregator that adds noise to sums, and passes only sums and choices.
 
-    Sums of updates are divided by how many clients were expected where they are sampled, not by how
-    many there are. Without ``sampling``, the share that is drawn, releases count as if all clients
-    were in them.
+    If clients are sampled, sums of updates are divided by the expected number of clients, not by
+    the actual number.
+
+    Parameters
+    ----------
+    privacy
+        The settings; None for exact sums.
+    sampling
+        Share of the clients that is sampled. If None, releases count as if all clients were in
+        them.
     """
 
     def __init__(self, privacy: CentralPrivacy | None = None, sampling: float | None = 1.0) -> None:
@@ -178,7 +186,7 @@ class NoisySums(Middleware):
         self._events: list[PrivateRelease] = []
 
     def told(self) -> tuple[PrivateRelease, ...]:
-        """Return what was released since the last time."""
+        """Return the releases since the last call, and forget them."""
         events = tuple(self._events)
         self._events = []
         return events
@@ -190,18 +198,26 @@ class NoisySums(Middleware):
         released: Sequence[Event],
         this_round: Round,
     ) -> tuple[ParameterTree, list[PrivateRelease]]:
-        """Move the models of clusters of which nobody was drawn in a round of training, by the noise of their sums.
+        """Move the models of clusters without a sampled client by the noise of their sums.
 
-        Nobody is to see from a model that stays that none of its clients was there.
+        An unchanged model would reveal that none of the cluster's clients was sampled in a round of
+        training.
 
         Parameters
         ----------
         tree
-            After the round.
+            The tree after the round.
         expected
-            How many clients are drawn of such a cluster on average, by node.
+            Expected number of sampled clients of each such cluster, by node.
         released
-            What was released in the round; if there was no sum, the noise is a release.
+            Releases of the round. If it released no sum, the noise counts as a release.
+        this_round
+            The round, whose seed and number determine the noise.
+
+        Returns
+        -------
+        tuple
+            The tree, and the release of the noise if there is one.
         """
         if (privacy := self._privacy) is None:
             return tree, []
@@ -221,7 +237,13 @@ class NoisySums(Middleware):
         ]
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
-        """Return sums with noise, or choices."""
+        """Return sums with noise, or choices.
+
+        Raises
+        ------
+        ConfigError
+            If single updates arrive, as in a run that does not stream.
+        """
         question = query.question
         updates = ask(query)
         if question is not None and question.sums:
@@ -245,8 +267,8 @@ class NoisySums(Middleware):
             )
         multiplier = privacy.multiplier(question)
         about = "updates" if question is None else question.about
-        # A question goes to all clients; so does a round's training, if nobody says how many are
-        # expected.
+        # A question goes to all clients. So does a training query without expected numbers of
+        # clients. Neither is amplified by sampling.
         sampling = self._sampling if question is None and query.round.expected is not None else None
         self._events.append(
             PrivateRelease(0, about, noise_multiplier=multiplier, sampling=sampling)
@@ -281,7 +303,7 @@ class NoisySums(Middleware):
 
 
 def _summed(updates: Updates) -> Updates:
-    """Return the sum over all clients in place of their replies, wherever these were summed before or not."""
+    """Return the sum over all clients in place of their replies or of their groups' sums."""
     none = torch.zeros(len(updates.ids), dtype=torch.int64)
     if updates.sums is not None:
         total = updates.sums.groups.double().sum(0, keepdim=True)
@@ -290,16 +312,23 @@ def _summed(updates: Updates) -> Updates:
     return replace(updates, deltas=None, sketches=None, sums=Sums(total, none))
 
 
-# At the client: updates clipped for a sum, and questions about them answered; see
-# :mod:`fedclade.channel.central`.
+# The client's side: clips updates for sums, and replies to questions about them.
 
 
 @dataclass
 class Answering(Middleware):
-    """At the client: clips what goes into a sum, counts each client once, and answers questions about updates.
+    """Middleware that clips updates for a sum, and replies to questions about updates.
 
-    Without privacy updates pass, and answers are exact. A client trains once for all questions of a
+    This middleware acts at the client, and gives all clients equal weight. Without privacy, updates
+    pass unchanged, and replies to questions are exact. A client trains once for all questions of a
     round.
+
+    Parameters
+    ----------
+    privacy
+        The settings; None for no privacy.
+    noise
+        Source of the randomness of choices; None: choices are true.
     """
 
     privacy: CentralPrivacy | None = None
@@ -310,7 +339,7 @@ class Answering(Middleware):
     _choice: Choice | None = None
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
-        """Return clipped updates, or replies to the question."""
+        """Return clipped updates, or replies to the query's question."""
         if query.question is not None:
             return self._answered(query, query.question, ask)
         updates = ask(query)
@@ -373,7 +402,11 @@ class Answering(Middleware):
     def _reported(
         self, question: Question, choices: Tensor, ids: tuple[int, ...], this_round: Round
     ) -> Tensor:
-        """Return choices by randomized response; to the same question asked again, the same: that is one release."""
+        """Return choices by randomized response.
+
+        If the same question is repeated, clients repeat their reply, so that it remains one
+        release.
+        """
         assert isinstance(question, Choice)
         if self._choice is None or not question.is_same(self._choice):
             self._choice = question
@@ -393,7 +426,7 @@ class Answering(Middleware):
     def _responded(
         self, choices: Tensor, ids: tuple[int, ...], options: int, this_round: Round
     ) -> Tensor:
-        """Return choices by randomized response: some clients', at random, are drawn from all options."""
+        """Return choices by randomized response: a random share is drawn from all options."""
         epsilon = None if self.privacy is None else self.privacy.signature_epsilon
         if epsilon is None or self.noise is None:
             return choices

@@ -1,4 +1,4 @@
-"""The one list of middleware: what lies at the clients' end of the wire, and what at the server's."""
+"""Order of middleware at the clients' end and at the server's end of the channel."""
 
 from __future__ import annotations
 
@@ -29,11 +29,24 @@ def client_side(
     lying: Lying | None = None,
     answering: Answering | None = None,
 ) -> list[Middleware]:
-    """Return what an update passes before it leaves a client, in a simulation and on a real client alike.
+    """Return the middleware at a client's end, in the order in which a reply passes it.
 
-    The sketch is that of the updates of parts; without one they are sent whole. Adversaries lie
-    behind their privacy, but where only sums are private: ``answering`` clips lies, too, as whoever
-    adds updates up would have to.
+    It is the same in a simulation and on a real client.
+
+    Parameters
+    ----------
+    privatizing
+        Privacy of clients.
+    permutation
+        Permutation of model vectors.
+    sketch
+        Sketch of the updates of parts of the data; None: these updates are sent whole.
+    lying
+        Adversaries. They act after their own privacy, so that false updates are neither clipped nor
+        noisy.
+    answering
+        Middleware for privacy of sums only. It also clips false updates, as any party that adds up
+        updates would have to.
     """
     private = [*([privatizing] if privatizing else []), *([lying] if lying else [])]
     permuting = [Permuting(permutation)] if permutation else []
@@ -53,10 +66,17 @@ def received(
     limiting: Limiting | None = None,
     matching: MatchingParts | None = None,
 ) -> list[Middleware]:
-    """Return what an update passes where it arrives, be that one of the processes that simulate clients.
+    """Return the middleware that replies pass first at the server, in order.
 
-    Without a sketch the server compares whole updates. That an update matches its parts is checked
-    before a limit shortens it.
+    In a simulation with several processes, each of these has this middleware. A limit on norms
+    changes updates, so updates are first checked against their parts.
+
+    Parameters
+    ----------
+    sketch
+        Sketch by which the server compares updates; None: it compares whole updates.
+    streaming, limiting, matching
+        Further middleware; None to leave it out.
     """
     within = [*([matching] if matching else []), *([limiting] if limiting else [])]
     return [
@@ -73,7 +93,7 @@ def arrived(
     limiting: Limiting | None = None,
     opposing: OpposingUpdates | None = None,
 ) -> list[Middleware]:
-    """Return what an update passes last."""
+    """Return the middleware that replies pass last at the server, in order."""
     within = [*([limiting] if limiting else []), *([opposing] if opposing else [])]
     return [*within, retrying, *([Aggregating(aggregation)] if aggregation.is_robust else [])]
 
@@ -88,6 +108,6 @@ def server_side(
     matching: MatchingParts | None = None,
     opposing: OpposingUpdates | None = None,
 ) -> list[Middleware]:
-    """Return what an update passes once it has arrived."""
+    """Return the middleware at the server's end, in the order in which a reply passes it."""
     last = arrived(retrying, aggregation or Aggregation(), opposing=opposing)
     return [*received(sketch, streaming, limiting, matching), *last]

@@ -1,19 +1,20 @@
-"""How an update becomes bytes: float32 as it is, or in codes of 16 or 8 bits; and error feedback for what these lose.
+"""Encoding of updates as bytes (float32, or 16-bit or 8-bit codes), and error feedback.
 
-The parameters of an update ``[S]``, its first D entries, are cut into blocks of :data:`BLOCK`, the
-last of which may be shorter. A block has one scale, its largest magnitude over the largest code,
-and each entry becomes the nearest multiple of the scale. A float16 code is a number of up to 2¹⁵:
-nothing overflows, and an entry loses digits only where it is below 2⁻²⁹ of the largest in its
-block. An int8 code is a whole number from −127 to 127. Of halves the even is taken: a fixed rule
-and no draw, so that the same update always gives the same bytes.
+The parameters of an update ``[S]``, its first D entries, are cut into blocks of :data:`BLOCK`
+entries; the last block may be shorter. A block has one scale, which is its largest magnitude
+divided by the largest code. Each entry becomes the nearest multiple of the scale. A float16 code is
+a number of up to 2¹⁵: nothing overflows, and an entry loses digits only if it is below 2⁻²⁹ of the
+largest entry in its block. An int8 code is a whole number from −127 to 127. Halves are rounded to
+even: a fixed rule without a random draw, so that the same update always gives the same bytes.
 
-The S − D buffers behind them stay float32. BatchNorm's running statistics are few, lie orders of
-magnitude apart, and a running variance that rounding turned negative would end in NaN.
+The S − D buffers after the parameters remain float32. BatchNorm's running statistics are few and
+differ by orders of magnitude, and a running variance that rounding made negative would result in
+NaN.
 
-What travels, little-endian, without a header: the scales (float32), the codes, the buffers
-(float32). Its length follows from S, D and the encoding, so a receiver never reserves memory for
-what a sender claims. A block with an entry that is not finite decodes to entries that are all not
-finite, and the receiver's own check finds them.
+The encoded update, little-endian and without a header, consists of the scales (float32), the codes,
+and the buffers (float32). Its length follows from S, D and the encoding, so a receiver never
+reserves memory for a length that the sender claims. A block with an entry that is not finite
+decodes to entries that are all not finite, which the receiver's own check detects.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from torch.nn.functional import pad
 from fedclade.core import ConfigError, UpdateError, appear, unknown, write_tensors
 
 BLOCK = 256
-"""Parameters that share a scale: 4 bytes to 256 or 512 of codes."""
+"""Number of parameters that share a scale: 4 bytes of scale for 256 or 512 bytes of codes."""
 
 _SMALLEST = float(np.finfo(np.float32).tiny)
-"""Of scales: a block of zeros, or of numbers too small for float32's full precision, is divided by this."""
+"""Smallest scale, for a block of zeros or of numbers below float32's full precision."""
 
 _CODES = {"float16": (torch.float16, 2.0**15), "int8": (torch.int8, 127.0)}
-"""What parameters turn into, and the largest of these; float32 stays as it is."""
+"""Type of the codes of each encoding, and the largest code; float32 is not encoded."""
 
 ENCODINGS = ("float32", *_CODES)
 
@@ -46,13 +47,21 @@ _log = logging.getLogger(__name__)
 
 
 def check_encoding(encoding: str) -> None:
-    """Raise a ConfigError if there is no encoding of a name."""
+    """Raise a ConfigError if no encoding has this name."""
     if encoding not in ENCODINGS:
         raise ConfigError(unknown("encoding", encoding, ENCODINGS))
 
 
 def encoded_bytes(size: int, encoding: str, n_parameters: int) -> int:
-    """Return how many bytes an update of S = ``size`` entries takes, D = ``n_parameters`` of them parameters."""
+    """Return the number of bytes of an encoded update.
+
+    Parameters
+    ----------
+    size, n_parameters
+        Numbers S of entries and D of parameters of the update.
+    encoding
+        One of :data:`ENCODINGS`.
+    """
     check_encoding(encoding)
     if encoding not in _CODES:
         return 4 * size
@@ -61,7 +70,7 @@ def encoded_bytes(size: int, encoding: str, n_parameters: int) -> int:
 
 
 def encode(vector: Tensor, encoding: str, n_parameters: int) -> bytes:
-    """Return an update ``[S]`` as bytes; see the top of this file for what they are."""
+    """Return an update ``[S]`` as bytes, in the format that this module's docstring describes."""
     check_encoding(encoding)
     vector = vector.detach().to("cpu", torch.float32)
     if encoding not in _CODES:
@@ -71,18 +80,29 @@ def encode(vector: Tensor, encoding: str, n_parameters: int) -> bytes:
     blocks = pad(parameters, (0, -n_parameters % BLOCK)).view(-1, BLOCK)
     scales = (blocks.abs().amax(dim=1, keepdim=True) / largest).clamp_min(_SMALLEST)
     scaled = (blocks / scales).flatten()[:n_parameters]
-    # Halves are rounded to even, by a cast to float16 too.
+    # The cast to float16 rounds halves to even, too.
     coded = (scaled if dtype.is_floating_point else scaled.round()).to(dtype)
     return b"".join(map(_bytes_of, (scales.flatten(), coded, buffers)))
 
 
 def decode(data: bytes, size: int, encoding: str, n_parameters: int) -> Tensor:
-    """Return the update, float32 ``[S]``, that some bytes stand for.
+    """Return the update, float32 ``[S]``, that bytes encode.
 
     An entry of the parameters is off by at most 1/254 of the largest magnitude in its block in
-    ``int8``, and by at most 2⁻¹¹ of its own, or 2⁻⁴⁰ of that largest one, in ``float16``; besides,
-    by float32's own rounding. S, D and the encoding are what the receiver knows, not what the
-    sender says; other numbers of bytes raise an UpdateError.
+    ``int8``. In ``float16`` it is off by at most 2⁻¹¹ of its own magnitude, or 2⁻⁴⁰ of the largest
+    one in its block. float32's own rounding adds to this.
+
+    Parameters
+    ----------
+    data
+        The bytes.
+    size, encoding, n_parameters
+        S, the encoding and D as the receiver knows them, not as the sender reports them.
+
+    Raises
+    ------
+    UpdateError
+        If the number of bytes does not match.
     """
     expected = encoded_bytes(size, encoding, n_parameters)
     if len(data) != expected:
@@ -101,17 +121,21 @@ def decode(data: bytes, size: int, encoding: str, n_parameters: int) -> Tensor:
 
 
 class ErrorFeedback:
-    """An encoder that adds what it lost of the last update to the next, so that no part of an update is lost for good.
+    """Encoder with error feedback: the loss of each update is added to the next update.
 
-    With C for encoding and decoding, p_t = Δ_t + e_t is sent as C(p_t), and e_{t+1} = p_t − C(p_t).
-    The sum of all that was decoded is that of all updates but for the last residual, whatever C is:
-    Seide et al. 2014 ("1-bit stochastic gradient descent", section 3.1), who found that 1-bit
-    gradients need it; Karimireddy et al. 2019 (arXiv:1901.09847, Algorithm 2) prove that with it
-    SGD converges as fast as without compression. A residual belongs to answers of one kind: keep
-    gradients of a full batch apart from updates.
+    No part of an update is therefore lost for good. With C for encoding and decoding, p_t = Δ_t +
+    e_t is sent as C(p_t), and e_{t+1} = p_t − C(p_t). The sum of all decoded updates equals the sum
+    of all updates except for the last residual, whatever C is: Seide et al. 2014 ("1-bit stochastic
+    gradient descent", section 3.1) found that 1-bit gradients need it. Karimireddy et al. 2019
+    (arXiv:1901.09847, Algorithm 2) prove that with it SGD converges as fast as without compression.
+    A residual belongs to replies of one kind: use separate encoders for gradients of a full batch
+    and for updates.
 
-    The residual is what was lost last time, float32 ``[S]``. One of another length (the model
-    changed), or that is not finite, is dropped with a line in the log.
+    Attributes
+    ----------
+    residual
+        The loss of the last update, float32 ``[S]``. A residual of another length (the model
+        changed), or one that is not finite, is dropped with a warning in the log.
     """
 
     def __init__(self, encoding: str, size: int, n_parameters: int) -> None:
@@ -122,7 +146,10 @@ class ErrorFeedback:
 
     @classmethod
     def load(cls, path: Path, encoding: str, size: int, n_parameters: int) -> ErrorFeedback:
-        """Go on with the residual of a file that :meth:`save` wrote; without one, or if it is damaged, with none."""
+        """Return an encoder with the residual in a file that :meth:`save` wrote.
+
+        If the file is missing or damaged, the residual is zero.
+        """
         feedback = cls(encoding, size, n_parameters)
         try:
             feedback._keep(load_file(path)["residual"])
@@ -139,7 +166,7 @@ class ErrorFeedback:
         )
 
     def encode(self, update: Tensor) -> bytes:
-        """Return an update ``[S]``, with what was lost before, as bytes; keep what is lost now."""
+        """Encode an update ``[S]`` plus the residual as bytes, and store the new residual."""
         meant = update.detach().to("cpu", torch.float32) + self.residual
         data = encode(meant, self._encoding, self._n_parameters)
         self._keep(meant - decode(data, len(meant), self._encoding, self._n_parameters))

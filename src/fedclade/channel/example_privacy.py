@@ -1,18 +1,19 @@
-"""Differential privacy of single training examples: clients train by DP-SGD (Abadi et al. 2016, Algorithm 1).
+"""Differential privacy of single training examples by DP-SGD (Abadi et al. 2016, Algorithm 1).
 
-Each step takes a Poisson sample of a client's examples, clips the gradient of each, and puts noise
-on the sum. All else is made of what such steps give: momentum and Adam, proximal terms, decay,
-every later step, the updates of a round and their means. So all that a client sends of its training
-has the guarantee, towards the server and everybody else.
+Each step takes a Poisson sample of a client's examples, clips the gradient of each example, and
+adds noise to the sum. Momentum and Adam, proximal terms, decay, later steps, the updates of a round
+and their means are computed from such noisy sums alone. So the guarantee covers all results of
+training that a client sends, towards the server and all other parties.
 
-Neighbours are two data sets of a client that differ in one example, which counts in one of them and
-in the other adds nothing to any sum: add or remove one, where the number of examples |D_i|, which
-is told anyway, stays what it was. The ledger of steps below says what they cost together. Parts of
-the data that a round trains on apart have no example in common, so they cost what one of them does.
-Amplification by the choice of clients is not claimed.
+Two data sets of a client are neighbours if they differ in one example that counts in one of them
+and adds nothing to any sum in the other. This is the relation "add or remove one", except that the
+number of examples |D_i|, which is reported anyway, stays the same. The ledger of steps below states
+the joint cost of all steps. Parts of the data on which a round trains separately are disjoint, so
+together they cost as much as one of them. Amplification by the sampling of clients is not claimed.
 
-Not covered is what no noise is put on: |D_i|, scores on validation and test data, and whether a
-client answers. Training losses, subspaces, sums of the data and the like are withheld or refused.
+Not covered are quantities without noise: |D_i|, scores on validation and test data, and whether a
+client replies. Training losses, subspaces, sums of the data and similar statistics are withheld or
+refused.
 """
 
 from __future__ import annotations
@@ -57,36 +58,41 @@ from fedclade.core import (
     require,
 )
 
-# What noisy steps of one client cost together, in ε at δ for one of its examples; and the file that
-# counts them.
+# Privacy accounting of the noisy steps of one client: the joint ε at δ for one of its examples, and
+# the file that counts the steps.
 
 GRID = 1e-3
-"""Of the privacy losses: they are rounded up to its points, so that ε is an upper bound, of 0.1 % or so."""
+"""Grid of the privacy losses: rounding up to it makes ε an upper bound, by about 0.1 %."""
 
 Steps = Mapping[tuple[float, float], int]
-"""How many steps there were of each sampling rate q and noise multiplier σ."""
+"""Number of steps by sampling rate q and noise multiplier σ."""
 
 
 def epsilon_of_steps(
     steps: Steps, delta: float, releases: Mapping[float, int] | None = None
 ) -> float:
-    """Return the ε, for one example of a client, that its steps cost together, at a δ.
+    """Return the joint ε of a client's steps at δ, for one of its examples.
 
-    A step is a Gaussian mechanism of multiplier σ on a Poisson sample: each example is in it with
-    probability q, and adds at most C to the sum. ``dp-accounting`` composes their privacy loss
-    distributions, for the example that counts in one of two data sets and adds nothing in the
-    other.
+    A step is a Gaussian mechanism of multiplier σ on a Poisson sample: each example is in the
+    sample with probability q, and adds at most C to the sum. ``dp-accounting`` composes the privacy
+    loss distributions of the steps, for an example that counts in one of two data sets and adds
+    nothing in the other.
 
     Parameters
     ----------
     steps
-        Without one ε is 0, with a σ of 0 infinite.
+        Number of steps by (q, σ). Without steps ε is 0; with a σ of 0 it is infinite.
     delta
         δ, in (0, 1).
     releases
-        How many whole updates the client sent besides with each noise multiplier, see
-        :func:`~fedclade.channel.accounting.epsilon_of`: with one example for another they lie two
-        clip norms apart, too.
+        Number of whole updates that the client also sent, by noise multiplier; see
+        :func:`~fedclade.channel.accounting.epsilon_of`. Replacing one example can move a whole
+        update by two clip norms, as replacing all data can.
+
+    Returns
+    -------
+    float
+        ε, rounded up.
 
     Raises
     ------
@@ -112,7 +118,8 @@ def _epsilon(
 ) -> float:
     accounting = import_extra("dp_accounting", "dp-accounting", "privacy", "stating ε")
     least = min([*(sigma for _, sigma, _ in steps), *(z / SENSITIVITY for z, _ in releases)])
-    # With little noise losses reach far, as 1/σ², and a grid of as many points is coarser.
+    # With little noise, privacy losses are as large as 1/σ². A coarser grid keeps the number of its
+    # points the same.
     grid = GRID * max(1.0, (0.5 / least) ** 2)
     accountant = accounting.pld.PLDAccountant(value_discretization_interval=grid)
     for rate, sigma, count in steps:
@@ -125,7 +132,7 @@ def _epsilon(
 
 @dataclass(frozen=True)
 class StepEntry:
-    """The noisy steps of one round of a run, of one sampling rate and noise multiplier."""
+    """Noisy steps of one round of a run, with one sampling rate and noise multiplier."""
 
     run: str
     round: int
@@ -143,10 +150,20 @@ class StepEntry:
 
 @dataclass(frozen=True)
 class StepLedger:
-    """One client's noisy steps, over all its runs, as a JSON file; as :class:`~fedclade.channel.accounting.Ledger` is.
+    """Ledger of one client's noisy steps over all its runs, as a JSON file.
 
-    Steps are booked before they are taken. Whole updates in the ledger of client-level privacy,
-    ``beside``, cost an example as much as they cost the client, and count here too.
+    It behaves as :class:`~fedclade.channel.accounting.Ledger`: steps are booked before they are
+    taken.
+
+    Parameters
+    ----------
+    path
+        The JSON file.
+    budget
+        Largest ε at δ that the client may spend; None for no limit.
+    beside
+        Ledger of the client's whole updates under client-level privacy. A whole update costs each
+        example as much as it costs the client, so it counts here too.
     """
 
     path: Path
@@ -154,17 +171,29 @@ class StepLedger:
     beside: Ledger | None = None
 
     def entries(self) -> tuple[StepEntry, ...]:
-        """Read what has been booked; raises a PrivacyError if the file is damaged."""
+        """Read the booked steps; raises a PrivacyError if the file is damaged."""
         return read_entries(self.path, StepEntry)
 
     def spent(self, delta: float) -> float:
-        """Return the ε, at a δ, of all steps so far; raises as :func:`epsilon_of_steps` and :meth:`entries`."""
+        """Return the ε of all booked steps at δ.
+
+        Raises as :func:`epsilon_of_steps` and :meth:`entries`.
+        """
         return self._epsilon(self.entries(), delta)
 
     def book(
         self, noise_multiplier: float, rates: Mapping[float, int], run: str, number: int
     ) -> None:
-        """Book steps that are about to be taken, in a round of a run, by rate; if this raises, nothing may leave.
+        """Book steps before they are taken. If this raises an error, nothing may leave the client.
+
+        Parameters
+        ----------
+        noise_multiplier
+            σ of the steps.
+        rates
+            Number of steps by sampling rate.
+        run, number
+            Name of the run, and number of its round.
 
         Raises
         ------
@@ -190,23 +219,26 @@ class StepLedger:
 
 
 Rates = Mapping[float, int]
-"""How many noisy steps one client took at each rate, the probability with which a step samples an example."""
+"""Number of one client's noisy steps by sampling rate.
+
+The sampling rate is the probability with which a step samples an example.
+"""
 
 
 @checked()
 @dataclass(frozen=True, kw_only=True)
 class ExamplePrivacy:
-    """DP-SGD on the client: how gradients of examples are clipped, how much noise a step gets, and the δ of ε.
+    """Settings of DP-SGD on clients: clip norm, noise, and the δ at which ε is stated.
 
     Parameters
     ----------
     clip_norm
-        Largest L2 norm C of the gradient of one example, of all parameters that are trained
-        together, in units of the gradient. A longer one is scaled down to it.
+        Largest L2 norm C of the gradient of one example, over all parameters that are trained
+        together, in units of the gradient. A longer gradient is scaled down to it.
     noise_multiplier
         σ: the sum of a step's gradients gets noise of standard deviation σ·C on every entry, and is
-        then divided by the expected size of the sample. With 0 gradients are only clipped, and ε is
-        infinite.
+        then divided by the expected size of the sample. With 0, gradients are only clipped, and ε
+        is infinite.
     delta
         δ, well below one over the number of a client's examples.
 
@@ -233,9 +265,12 @@ class ExamplePrivacy:
 
     @classmethod
     def of(cls, section: Mapping[str, Any]) -> ExamplePrivacy | None:
-        """Return what the ``[privacy]`` section of a config says: None if its level is another.
+        """Return the settings in the ``[privacy]`` section of a config, or None for another level.
 
-        A ConfigError without ``clip_norm``.
+        Raises
+        ------
+        ConfigError
+            If the section has this level but no ``clip_norm``, or a value is out of range.
         """
         if section.get("level") != cls.level:
             return None
@@ -254,19 +289,30 @@ class ExamplePrivacy:
 
     @property
     def section(self) -> dict[str, Any]:
-        """What a config says of it."""
+        """``[privacy]`` section of a config with these settings."""
         return {"level": self.level, **asdict(self)}
 
     def epsilon(self, rates: Rates) -> float:
-        """Return ε of the steps of one client; raises as :func:`~fedclade.channel.example_privacy.epsilon_of_steps`."""
+        """Return the ε of one client's steps.
+
+        Raises as :func:`~fedclade.channel.example_privacy.epsilon_of_steps`.
+        """
         return epsilon_of_steps(
             {(rate, self.noise_multiplier): steps for rate, steps in rates.items()}, self.delta
         )
 
     def spent(self, of_clients: Mapping[Any, Rates], releases: int) -> dict[str, Any]:
-        """Return what a run's summary says, given each client's steps, and the most updates that one sent.
+        """Return the privacy entries of a run's summary.
 
-        ε and steps are those of the client that spent most; an ε of None is no bound.
+        ε and the number of steps are those of the client that spent most. An ε of None means that
+        there is no bound.
+
+        Parameters
+        ----------
+        of_clients
+            Steps of each client.
+        releases
+            Largest number of updates that one client sent.
         """
         each = [(self.epsilon(rates), sum(rates.values())) for rates in _largest(of_clients)]
         epsilon, steps = max(each, default=(0.0, 0))
@@ -275,18 +321,27 @@ class ExamplePrivacy:
 
 
 Mechanism = DifferentialPrivacy | ExamplePrivacy | CentralPrivacy
-"""How clients are private: as a whole, each of their examples, or as a whole where only sums of them are seen."""
+"""Any privacy mechanism: client level, example level, or client level with noise on sums only."""
 
 
 def mechanism_of(section: Mapping[str, Any]) -> Mechanism | None:
-    """Return what the ``[privacy]`` section of a config says; None for no noise and no clipping."""
+    """Return the mechanism in the ``[privacy]`` section of a config.
+
+    None means neither noise nor clipping.
+    """
     return (
         CentralPrivacy.of(section) or ExamplePrivacy.of(section) or DifferentialPrivacy.of(section)
     )
 
 
 def check_local(privacy: Mechanism | None) -> DifferentialPrivacy | ExamplePrivacy | None:
-    """Return the privacy of a run over a network; a ConfigError if it needs sums that only a simulation can make."""
+    """Return the privacy mechanism of a run over a network.
+
+    Raises
+    ------
+    ConfigError
+        If the mechanism needs noise on sums, which only a simulation can add.
+    """
     if isinstance(privacy, CentralPrivacy):
         raise ConfigError(
             'privacy.model = "central" runs in a simulation alone, since over a network nobody puts noise on sums: the '
@@ -297,10 +352,18 @@ def check_local(privacy: Mechanism | None) -> DifferentialPrivacy | ExamplePriva
 
 
 def noisy_steps(this_round: Round, examples: int) -> Counter[float]:
-    """Return what a query to train costs a client of so many examples: how many steps, at which rate.
+    """Return the number of noisy steps by sampling rate that a training query costs a client.
 
-    Of several replicates it is one that has the smallest part's rate and the largest part's steps:
-    parts are disjoint, so an example is in the steps of one of them, and no part costs more.
+    With several replicates, the result is a bound for one of them: the sampling rate of the
+    smallest part and the number of steps of the largest part. Parts are disjoint, so an example
+    takes part in the steps of only one replicate, and no part costs more.
+
+    Parameters
+    ----------
+    this_round
+        The round of the query.
+    examples
+        Number of the client's training examples.
     """
     count = this_round.replicates if this_round.part is None else this_round.part[1]
     parted = this_round.part is not None or count > 1
@@ -318,23 +381,33 @@ def noisy_steps(this_round: Round, examples: int) -> Counter[float]:
 
 
 def sampling_rate(batch_size: int, examples: int) -> float:
-    """Return with which probability each example is in a step, so that a sample has ``batch_size`` in expectation."""
+    """Return the probability that an example is in a step.
+
+    The expected size of a sample is then ``batch_size``, or all examples if there are fewer.
+    """
     return min(1.0, batch_size / max(1, examples))
 
 
 @dataclass(frozen=True)
 class PrivateExamples(Withholding):
-    """Lets clients that train by DP-SGD send their updates, and nothing of their training data without noise.
+    """Middleware of DP-SGD clients: passes updates, and refuses queries for data without noise.
 
-    The noise itself is put on by what trains them. ``book`` is called with a round and a client's
-    steps before it trains, once for all parts of its data; what it raises keeps the update back.
+    The noise itself is added by the training. ``book`` is called with a round and a client's steps
+    before the client trains, once for all parts of its data. If ``book`` raises an error, the
+    client does not train.
     """
 
     sizes: Mapping[int, int]
     book: Callable[[Round, Rates], None] | None = None
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
-        """Return updates without losses; raise a ConfigError if they would come of other than noisy steps."""
+        """Return updates without losses.
+
+        Raises
+        ------
+        ConfigError
+            If the updates would result from anything but noisy steps.
+        """
         if query.kind == "gradients":
             raise refusal("gradients over all their examples")
         if query.mixture is not None:
@@ -356,7 +429,13 @@ class PrivateExamples(Withholding):
         return replace(updates, losses=torch.full_like(updates.losses, math.nan))
 
     def evaluation(self, query: EvaluationQuery, ask: Ask) -> Evaluation:
-        """Return scores on validation or test data; raise a ConfigError on training data, by which mixtures weigh."""
+        """Return scores on validation or test data.
+
+        Raises
+        ------
+        ConfigError
+            If training losses are requested, also by the weights of a mixture.
+        """
         if query.mixture is not None:
             raise refusal("training losses")
         return super().evaluation(query, ask)
@@ -365,9 +444,18 @@ class PrivateExamples(Withholding):
 def privatizing(
     privacy: Mechanism | None, sizes: Mapping[int, int], keys: Mapping[int, int]
 ) -> Withholding | None:
-    """Return what makes simulated clients of these sizes and keys private; None without privacy.
+    """Return the privacy middleware of simulated clients, or None without privacy.
 
-    Noise on sums is not put on here: clients only withhold what is no update.
+    With central privacy, noise is added to sums elsewhere
+    (:class:`~fedclade.channel.central.NoisySums`). Clients then only refuse queries for anything
+    but updates and scores.
+
+    Parameters
+    ----------
+    privacy
+        The mechanism.
+    sizes, keys
+        Number of training examples and key of each client.
     """
     if isinstance(privacy, DifferentialPrivacy):
         return Privatizing(privacy, keyed_noise(keys))
@@ -379,17 +467,21 @@ def privatizing(
 def booked_steps(
     privacy: ExamplePrivacy, ledger: StepLedger, run: str, sizes: Mapping[int, int]
 ) -> PrivateExamples:
-    """Return what makes a real client book its steps before it takes them; beyond its budget it takes none."""
+    """Return the middleware of a real client that books its steps before it takes them.
+
+    Beyond its budget the client takes no steps.
+    """
     return PrivateExamples(
         sizes, lambda r, rates: ledger.book(privacy.noise_multiplier, rates, run, r.number)
     )
 
 
 def _largest(of_clients: Mapping[Any, Rates]) -> list[Rates]:
-    """Return the spending of few clients of which one cost the most.
+    """Return a few spendings, of which one costs at least as much as any client's.
 
-    Of those with the same numbers of steps, in the order of their rates, it is the one with the
-    largest rates: the smallest client. Entry by entry, so it is at least what any of them spent.
+    Clients with the same step counts, in the order of their rates, are replaced by the
+    entry-by-entry maximum of their rates. That is usually the smallest client, and never less than
+    any of them spent.
     """
     found: dict[tuple[int, ...], list[float]] = {}
     for rates in of_clients.values():

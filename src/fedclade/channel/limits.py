@@ -1,4 +1,4 @@
-"""Limits on what a single client can do to the others: how much an update may weigh, and how long it may be."""
+"""Limits on a single client: the weight of its update and scores, and the norm of its update."""
 
 from __future__ import annotations
 
@@ -26,13 +26,15 @@ from fedclade.core import (
     row_norms,
 )
 
-# The rule by which updates of a cluster are aggregated, which they carry from where they have
-# arrived.
+# Updates carry the rule by which they are aggregated, from their arrival at the server on.
 
 
 @dataclass(frozen=True)
 class Aggregating(Middleware):
-    """Lets :func:`fedclade.core.mean` aggregate updates by a robust rule, wherever an algorithm takes their mean."""
+    """Middleware that attaches a robust aggregation rule to updates.
+
+    :func:`fedclade.core.mean` applies it where an algorithm takes the mean of updates.
+    """
 
     aggregation: Aggregation
 
@@ -41,23 +43,33 @@ class Aggregating(Middleware):
         return replace(ask(query), aggregation=self.aggregation)
 
 
-ENOUGH = 3  # updates of a cluster whose median is a measure: of two, either could be the wrong one
+# Fewest updates of a cluster whose median is a measure: of two, either could be the false one.
+ENOUGH = 3
 
 PARTS = ("norm", "norm of its buffers")
 
-Norms = tuple[float, float]  # of the parameters and of the buffers, in their units
+# Norms of the parameters and of the buffers, in their units.
+Norms = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class StartModel:
-    """The model that some clients start from: a name that is the same when the query is put again, and its norms."""
+    """Model from which some clients start.
+
+    Attributes
+    ----------
+    name
+        Digest of the model, which is the same when a query is repeated.
+    norms
+        Norms of its parameters and of its buffers.
+    """
 
     name: bytes
     norms: Norms
 
     @classmethod
     def of(cls, model: Tensor, n_parameters: int) -> StartModel:
-        """Return the model ``[S]`` of D = ``n_parameters`` parameters."""
+        """Return the start for a model ``[S]`` with D = ``n_parameters`` parameters."""
         parts = (model[:n_parameters], model[n_parameters:])
         name = hashlib.blake2b(
             model.detach().cpu().contiguous().numpy().data, digest_size=16
@@ -66,36 +78,43 @@ class StartModel:
 
     @classmethod
     def of_several(cls, models: Tensor, n_parameters: int) -> StartModel:
-        """Return one start for clients of a model each, ``[n, S]``, with the median of their norms."""
+        """Return a common start for clients with a model each, ``[n, S]``.
+
+        Its norms are the medians of the models' norms.
+        """
         parameters = row_norms(models[:, :n_parameters])
         buffers = row_norms(models[:, n_parameters:])
         return cls(b"own models", (median_low(parameters.tolist()), median_low(buffers.tolist())))
 
 
 class Limiting(Middleware):
-    """Bounds what a single client can do, by rules that an honest one hardly ever meets.
+    """Middleware that limits weights and norms of updates, to bound a single client's effect.
 
-    A client weighs what it says, and at most ``largest_weight`` times as much as the median client;
-    so do its scores on validation and training data. An update that is more than ``largest_norm``
-    times as long as the median of its cluster is left out; so is one whose buffers are. One that is
-    more than ``clip_above`` times as long is shortened to that, its parameters and its buffers each
-    by themselves; or, if that is shorter, to so many times the median of all clients of the round,
-    since clients that lie may be most of a cluster. A cluster are clients that start from the same
-    model. Where fewer than :data:`ENOUGH` of one have answered, the measure is the model that they
-    started from, or the median over all clusters, whichever is longer. Clients that go on from
-    where they are, each from a model of its own, count as one cluster. In a stream the measure is
-    those that have arrived so far.
+    A client's weight is the number of examples that it reports, but at most ``largest_weight``
+    times the median client's. The same holds for the weight of its scores on validation and
+    training data.
 
-    This is no robust aggregation: a liar within the limits, or one of a majority, is not found.
+    A cluster is the set of clients that start from the same model. An update whose parameters or
+    buffers have more than ``largest_norm`` times the median norm of its cluster is left out. An
+    update with more than ``clip_above`` times that norm is scaled down to that multiple, parameters
+    and buffers separately; or to ``clip_above`` times the median over all clients of the round if
+    that is smaller, since adversaries may be the majority of a cluster. If fewer than
+    :data:`ENOUGH` clients of a cluster have replied, the measure is the norm of the model from
+    which they started, or the median over all clusters, whichever is larger. Clients that continue
+    from models of their own count as one cluster. In a round that streams, the measures use the
+    updates that have arrived so far.
+
+    Honest clients hardly ever exceed these limits. The limits are not a robust aggregation:
+    adversaries within the limits, or that are a majority, are not detected.
 
     Parameters
     ----------
     limits
-        What is bound.
+        The limits.
     n_parameters
         D of the model.
     sizes
-        The training examples that each client says it has.
+        Returns the number of training examples that each client reports.
     """
 
     def __init__(
@@ -106,17 +125,17 @@ class Limiting(Middleware):
         self._sizes = sizes
         self._query: tuple[str, str, int] | None = None
         self._seen: dict[bytes, dict[int, Norms]] = {}
-        """By model and client: also what was left out, which may be sent again."""
+        """Norms by start model and client, also of updates left out, which may be sent again."""
 
     @classmethod
     def within(
         cls, limits: Limits, n_parameters: int, sizes: Callable[[], Mapping[int, int]]
     ) -> Limiting | None:
-        """Return what holds to limits, or None if there are none."""
+        """Return a middleware that enforces the limits, or None if no limit is set."""
         return cls(limits, n_parameters, sizes) if limits.limits else None
 
     def weights(self, sizes: Mapping[int, int]) -> Mapping[int, int]:
-        """Return how many training examples each client counts with, given how many each says it has."""
+        """Return each client's weight, given the number of training examples that it reports."""
         if not sizes or math.isinf(self._limits.largest_weight):
             return sizes
         most = self._most(sizes.values())
@@ -124,10 +143,11 @@ class Limiting(Middleware):
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
         """Return the updates within the limits."""
-        if query.is_secret:  # what a client keeps affects no other
+        # With a secret query clients keep their updates, which then affect no other client.
+        if query.is_secret:
             return ask(query)
         if (name := (query.kind, query.round.purpose, query.round.number)) != self._query:
-            # put again in the same round, what came still counts
+            # If a query is repeated in the same round, the updates of the first try still count.
             self._query, self._seen = name, defaultdict(dict)
         starts = self._starts(query)
 
@@ -139,7 +159,7 @@ class Limiting(Middleware):
         return admitted(ask(query))
 
     def evaluation(self, query: EvaluationQuery, ask: Ask) -> Evaluation:
-        """Return scores none of which weighs too much where a choice is made by them; those of test data measure."""
+        """Return scores with limited weights, except on test data, which measure the run."""
         found = ask(query)
         if (
             query.split == "test"
@@ -155,11 +175,12 @@ class Limiting(Middleware):
         return max(1, math.floor(self._limits.largest_weight * median_low(sizes)))
 
     def _weighed(self, updates: Updates, query: UpdateQuery) -> Updates:
-        """Return updates none of which weighs too much."""
+        """Return updates with limited weights."""
         if not updates.ids or math.isinf(self._limits.largest_weight):
             return updates
         most = self._most(self._sizes().values())
-        if query.data_rounds is not None:  # clients train on more than they hold now
+        # Clients train on the data of several rounds, which is more than their reported size.
+        if query.data_rounds is not None:
             most = max(most, self._most(updates.sizes.tolist()))
         limited = {
             client: f"weight {size:.0f}, counts with {most}: {self._limits.largest_weight:g} times the median client's"
@@ -174,7 +195,10 @@ class Limiting(Middleware):
         )
 
     def _shortened(self, updates: Updates, starts: Mapping[int, StartModel]) -> Updates:
-        """Return updates that arrived, all or some, without those that are far too long, and others shortened."""
+        """Return updates without those that are far too long, and with other long ones scaled down.
+
+        ``updates`` may be all updates of a query, or those that have arrived together.
+        """
         if not updates.ids or (
             math.isinf(self._limits.largest_norm) and math.isinf(self._limits.clip_above)
         ):
@@ -226,9 +250,10 @@ class Limiting(Middleware):
         return replace(admitted, left_out={**updates.left_out, **left_out})
 
     def _measures(self, start: StartModel) -> list[tuple[float, str, float]]:
-        """Return what norm the updates from a model are measured by, what that is, and the median of all or infinity.
+        """Return the measures of updates from a start, for parameters and for buffers.
 
-        For parameters and for buffers.
+        A measure is a norm, the name of that norm, and the median norm over all clients or
+        infinity.
         """
         cluster = self._seen[start.name].values()
         overall = [n for seen in self._seen.values() for n in seen.values()]
@@ -242,7 +267,7 @@ class Limiting(Middleware):
         return found
 
     def _starts(self, query: UpdateQuery) -> Mapping[int, StartModel]:
-        """Return the model that each client's update starts from."""
+        """Return the model from which each client's update starts, by client."""
         models = query.models
         D = self._n_parameters
         if query.mixture is not None:
@@ -260,9 +285,9 @@ class Limiting(Middleware):
 
 
 def _goes_on(query: UpdateQuery) -> bool:
-    """Return whether each client goes on from a model of its own, which it has and is not sent.
+    """Return whether each client continues from a model of its own, which it has and is not sent.
 
-    By the rows of the models, not by what is in them: clients that lie could make theirs equal.
+    The rows of the models decide, not their values: adversaries could make their values equal.
     """
     rows = set(query.assignment)
     return (

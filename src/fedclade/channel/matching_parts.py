@@ -1,4 +1,4 @@
-"""A check that the update of a client is the mean of the updates of its parts, by their signatures."""
+"""Check that a client's update is the mean of the updates of its parts, by their signatures."""
 
 from __future__ import annotations
 
@@ -13,30 +13,31 @@ from fedclade.channel.signature import SignSketch, Sketch
 from fedclade.core import Ask, Round, UpdateQuery, Updates
 
 ROUNDING = 64.0
-"""Units of rounding by which the signature of a mean and the mean of signatures may differ.
+"""Tolerance of the check, in units of rounding.
 
-Both are sums of the same numbers in another order. Honest clients with float32 differ by a few
-units.
+The signature of a mean and the mean of signatures are sums of the same numbers in another order.
+Honest clients with float32 differ by a few units.
 """
 
 
 @dataclass(frozen=True)
 class MatchingParts(Middleware):
-    """Leaves out a client whose update is not the mean of the parts that it claims to be made of.
+    """Middleware that leaves out clients whose update is not the mean of the updates of its parts.
 
-    Where clients are compared by the updates of parts of their data, they send the mean of these
-    updates, by which a model moves, and the signature of each. A client could send honest
-    signatures beside a false mean. As a signature is linear, that of the mean has to equal the mean
-    of the signatures.
+    If clients are compared by updates of parts of their data, they send the mean of these updates,
+    by which a model moves, and the signature of each. A client could send honest signatures with a
+    false mean. Since a signature is linear, the signature of the mean has to equal the mean of the
+    signatures.
 
-    It comes before anything that changes what clients send, such as a limit on norms. It cannot see
-    a difference that the sketch maps to zero; a sketch of as many numbers as the model has
-    parameters has none. Signs are not linear: where signatures are signs, nothing is checked.
+    The check comes before any middleware that changes the clients' updates, such as a limit on
+    norms. It cannot detect a difference that the sketch maps to zero; a sketch with as many numbers
+    as the model has parameters maps none to zero. Signs are not linear: if signatures are signs,
+    nothing is checked.
 
     Parameters
     ----------
     sketch
-        The signature of a part.
+        Signature of a part.
     """
 
     sketch: Sketch
@@ -78,13 +79,16 @@ class MatchingParts(Middleware):
         return replace(matching, left_out={**updates.left_out, **left_out})
 
     def _difference(self, mean: Tensor, signatures: Tensor, shares: list[float]) -> float:
-        """Return how far the signature of a mean ``[D]`` is from the mean of signatures ``[m, R]``."""
+        """Return the distance of the signature of a mean ``[D]`` from the mean of signatures.
+
+        ``signatures [m, R]`` are weighted by ``shares``.
+        """
         expected = torch.tensor(shares, dtype=torch.float64, device=signatures.device) @ signatures
         return float((self.sketch.apply(mean.double()) - expected).norm())
 
 
 def shares_of(this_round: Round, examples: int) -> list[float]:
-    """Return which share of a client's examples each of the m parts of a round has, ``[m]``."""
+    """Return the shares ``[m]`` of a client's examples in the m parts of a round."""
     parts = this_round.replicates
     if this_round.part_size:
         return [1 / parts] * parts

@@ -1,4 +1,4 @@
-"""Middleware: what a query passes through on its way to clients, and its reply on the way back."""
+"""Middleware between a server and clients, which may change queries and replies."""
 
 from __future__ import annotations
 
@@ -20,10 +20,14 @@ from fedclade.core import (
 
 
 class Middleware:
-    """A function ``(query, ask) -> reply``; a query that no method overrides passes on."""
+    """Function ``(query, ask) -> reply`` that may change a query and its reply.
+
+    Subclasses override the method of each kind of query that they handle. Other queries pass
+    unchanged.
+    """
 
     def __call__(self, query: Query[R], ask: Ask) -> R:
-        """Put a query; return the reply."""
+        """Send a query and return the reply."""
         return cast("R", self._handle(query, ask))
 
     def _handle(self, query: Query[Any], ask: Ask) -> Any:
@@ -52,12 +56,19 @@ class Middleware:
         return ask(query)
 
     def weights(self, sizes: Mapping[int, int]) -> Mapping[int, int]:
-        """Return how many training examples each client counts with, of those that arrive here."""
+        """Return the weight of each client, given the weights that arrive here.
+
+        A weight is the number of training examples with which a client counts.
+        """
         return sizes
 
 
 class Channel(Clients):
-    """Clients behind middleware, given from the clients' end to the server's: a query passes the last first."""
+    """Clients behind a chain of middleware.
+
+    The middleware is given in order from the clients' end to the server's end, so a query passes
+    the last one first.
+    """
 
     def __init__(self, clients: Clients, *middleware: Middleware) -> None:
         self._clients = clients
@@ -68,16 +79,16 @@ class Channel(Clients):
 
     @property
     def ids(self) -> Sequence[int]:
-        """All clients, in a fixed order."""
+        """Ids of all clients, in a fixed order."""
         return self._clients.ids
 
     @property
     def sizes(self) -> Mapping[int, int]:
-        """Number of training examples that each client counts with."""
+        """Number of training examples with which each client counts."""
         return reduce(
             lambda sizes, each: each.weights(sizes), self._middleware, self._clients.sizes
         )
 
     def ask(self, query: Query[R], /) -> R:
-        """Put a query; return the reply."""
+        """Send a query and return the reply."""
         return self._ask(query)

@@ -1,4 +1,4 @@
-"""A check that a client's update agrees with the cluster that the client has chosen."""
+"""Check that a client's update agrees with the cluster that the client has chosen."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from fedclade.channel.middleware import Middleware
 from fedclade.core import Ask, Evaluation, EvaluationQuery, Round, UpdateQuery, Updates, row_norms
 
 OPPOSED = -0.1
-"""Cosine of two updates below which one opposes the other."""
+"""Cosine of two updates below which they oppose each other."""
 
 AGREE = 0.4
 """Mean cosine from which on updates agree with each other.
 
-With less than that they are mostly noise, as when their model has converged, and honest ones oppose
-each other.
+Updates with a lower mean cosine are mostly noise, as when their model has converged, and honest
+updates then oppose each other.
 """
 
 FEWEST = 3
-"""Members of a cluster from which on it is checked: of two, either could be the wrong one."""
+"""Smallest cluster that is checked: of two members, either could be the false one."""
 
 COMPARED_WITH = 100
-"""Members that each member of a larger cluster is compared with, which bounds the time."""
+"""Largest number of members with which each member is compared, to bound the time."""
 
 
 class OpposingUpdates(Middleware):
-    """Leaves out an update that moves a model against the clients that have chosen the same model.
+    """Middleware that leaves out updates that oppose the other clients that chose the model.
 
-    A client of IFCA takes the model that it reports the lowest loss for. A false report lets it
-    steer the model of any cluster. But a client that fits a cluster moves its model in about the
-    direction of the other members. So a client is left out of the round if its update opposes those
-    of more than half of the members, and these agree with each other: cosines below
-    :data:`OPPOSED`, and of at least :data:`AGREE` on average. Where all clients have taken the same
+    A client of IFCA takes the model for which it reports the lowest loss. With a false report it
+    could change the model of any cluster. But a client that fits a cluster moves its model in about
+    the direction of the other members. So a client is left out of the round if its update opposes
+    the updates of more than half of the members, and these agree with each other: cosines below
+    :data:`OPPOSED`, and a mean cosine of at least :data:`AGREE`. If all clients have taken the same
     model, there was no choice, and nothing is checked.
 
-    Where more members oppose the others than a share ``byzantine`` of the cluster, and more than
-    one, they are rather clients of another distribution for which there is no better model, and
-    none is left out. So adversaries that are more than this share of a cluster are not found, and
-    neither is an update at right angles to the others.
+    If the opposing members of a cluster are more than one and more than a share ``byzantine``, they
+    are probably clients of another distribution without a better model, and none is left out. So
+    adversaries that are more than this share of a cluster are not detected, and neither is an
+    update orthogonal to the others.
 
-    It also notes in the training losses that this share of them may be false, by which IFCA chooses
-    among its restarts.
+    The middleware also records in the training losses that this share of them may be false. IFCA
+    uses it to choose among its restarts.
 
     Parameters
     ----------
@@ -58,7 +58,10 @@ class OpposingUpdates(Middleware):
         self._byzantine = byzantine
 
     def evaluation(self, query: EvaluationQuery, ask: Ask) -> Evaluation:
-        """Return the scores; those on training data, by which clients choose, state that some may be false."""
+        """Return the scores; scores on training data get the share that may be false.
+
+        By these scores clients choose their model.
+        """
         evaluation = ask(query)
         return (
             replace(evaluation, byzantine=self._byzantine) if query.split == "train" else evaluation
@@ -113,7 +116,7 @@ def _opposed(updates: Updates, places: Sequence[int], this_round: Round) -> dict
 
 
 def _cosines(updates: Tensor, others: Sequence[int]) -> Tensor:
-    """Return the cosine of each of n updates ``[n, D]`` with each of r of them, float64 ``[n, r]`` on the CPU."""
+    """Return the cosines, float64 ``[n, r]`` on the CPU, of updates ``[n, D]`` with r of them."""
     norms = row_norms(updates).clamp(min=torch.finfo(torch.float64).tiny)
     products = (updates @ updates[list(others)].T).double().cpu()
     return products / norms[:, None] / norms[list(others)]

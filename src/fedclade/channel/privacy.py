@@ -1,13 +1,14 @@
-"""Differential privacy of a client: its update is clipped, and noise is added, before it leaves.
+"""Local differential privacy of clients: updates are clipped and get noise before they leave.
 
-The guarantee is a local one: it holds against the server, and whoever reads along. What is
-protected is all the data of a client: were it any other data, all that the server sees of its
-*updates* would be almost as likely (ε, δ). That is the relation of replacing a client's data.
-Adding or removing a client, the usual relation where a trusted server adds the noise, would have
-half the sensitivity, but means nothing here, since the server knows who takes part. It is not
-covered: how many examples a client has (|D_i| weighs its update), its scores on validation and test
-data, and whether it answers. Training losses, subspaces and sums of the data would tell of it as
-well, so they are withheld or refused.
+The guarantee is a local one: it holds against the server and all others that read the traffic. It
+protects all the data of a client: with any other data, everything that the server sees of the
+client's *updates* would be almost as likely (ε, δ). This is the relation of replacing a client's
+data. Adding or removing a client, the usual relation where a trusted server adds the noise, would
+have half the sensitivity, but has no meaning here, since the server knows which clients take part.
+
+Not covered are the number of a client's examples (|D_i| is the weight of its update), its scores on
+validation and test data, and whether it replies. Training losses, subspaces and sums of the data
+would also reveal its data, so they are withheld or refused.
 """
 
 from __future__ import annotations
@@ -43,47 +44,47 @@ from fedclade.core import (
     rng,
 )
 
-# What private clients do not tell, however it is asked for: all of their training data that no
-# noise is put on.
+# Queries that private clients refuse: all that reveal their training data without noise.
 
 
 class Withholding(Middleware):
-    """Lets clients give updates, and scores on validation or test data; what else is asked for is refused.
+    """Middleware that passes updates and most scores, and refuses all other queries.
 
-    So is every class of queries that does not declare what its replies reveal.
+    Scores on validation and test data pass, and scores on training data are refused. A query is
+    also refused if its class does not declare what its replies reveal.
     """
 
     def __call__(self, query: Query[R], ask: Ask) -> R:
-        """Put a query; raise a ConfigError if its class does not declare what it discloses."""
+        """Send a query; raise a ConfigError if its class does not declare what it discloses."""
         check_declared(type(query))
         return super().__call__(query, ask)
 
     def evaluation(self, query: EvaluationQuery, ask: Ask) -> Evaluation:
-        """Return scores on validation or test data; raise a ConfigError on training data."""
+        """Return scores on validation or test data; raise a ConfigError for training data."""
         if query.split == "train":
             raise refusal("training losses")
         return ask(query)
 
     def data(self, query: DataQuery[R], ask: Ask) -> R:
-        """Return a reply that does not depend on any client's data; raise a ConfigError otherwise."""
+        """Return a reply that depends on no client's data; raise a ConfigError for others."""
         if query.mechanism != "public":
             raise refusal(query.reveals or described_class(query))
         return ask(query)
 
     def other(self, query: Query[Any], ask: Ask) -> Any:
-        """Return a reply that does not depend on any client's data; raise a ConfigError otherwise."""
+        """Return a reply that depends on no client's data; raise a ConfigError for others."""
         if query.mechanism != "public":
             raise refusal(described_class(query))
         return ask(query)
 
 
 def described_class(query: Query[Any]) -> str:
-    """Return what replies to a query disclose, and the name of its class."""
+    """Describe a query for a refusal: what its replies disclose, and the name of its class."""
     return f"{query.discloses} (a {type(query).__name__})"
 
 
 def refusal(what: str) -> ConfigError:
-    """Return the error of asking private clients for what no noise is put on."""
+    """Return the error for a query to private clients about a quantity without noise."""
     return ConfigError(
         f"clients with differential privacy do not tell {what}, since no noise is put on that; "
         "take an algorithm that goes by updates alone, or leave out privacy.clip_norm"
@@ -91,27 +92,31 @@ def refusal(what: str) -> ConfigError:
 
 
 Noise = Callable[[int, int, Round, str], Tensor]
-"""Gives so many standard normal numbers, float64, to a client for what it sends (``updates`` or ``gradients``)."""
+"""Source of noise: a function ``(size, client, round, what)``.
+
+It returns ``size`` standard normal numbers, float64, for what a client sends: ``updates`` or
+``gradients``.
+"""
 
 Book = Callable[[int, Round], None]
-"""Called before a client trains; what it raises keeps the client from training."""
+"""Function that is called before a client trains. Its errors keep the client from training."""
 
 
 @checked()
 @dataclass(frozen=True, kw_only=True)
 class DifferentialPrivacy:
-    """The Gaussian mechanism (Dwork and Roth 2014, appendix A) on whole updates, and the δ at which ε is stated.
+    """Settings of the Gaussian mechanism (Dwork and Roth 2014, appendix A) on whole updates.
 
     Parameters
     ----------
     clip_norm
         Largest L2 norm C of an update ``[S]``, parameters and buffers together, in parameter units.
-        A longer one is scaled down to it.
+        A longer update is scaled down to it.
     noise_multiplier
         z: every entry gets noise of standard deviation z·C. With 0 updates are only clipped, and ε
         is infinite.
     delta
-        δ, well below one over the number of clients.
+        δ at which ε is stated, well below one over the number of clients.
 
     Raises
     ------
@@ -134,9 +139,15 @@ class DifferentialPrivacy:
 
     @classmethod
     def of(cls, section: Mapping[str, Any]) -> DifferentialPrivacy | None:
-        """Return what the ``[privacy]`` section of a config says: None without ``clip_norm``, or of another level.
+        """Return the settings in the ``[privacy]`` section of a config, or None if it has none.
 
-        Noise without a norm that it is measured by raises a ConfigError.
+        None is also returned for another level.
+
+        Raises
+        ------
+        ConfigError
+            If a value is out of range, the level is unknown, or ``noise_multiplier`` is set without
+            the ``clip_norm`` that scales it.
         """
         level = section.get("level", LEVELS[0])
         require(("privacy.level", level, level in LEVELS, " or ".join(LEVELS)))
@@ -158,20 +169,28 @@ class DifferentialPrivacy:
 
     @property
     def section(self) -> dict[str, Any]:
-        """What a config says of it."""
+        """``[privacy]`` section of a config with these settings."""
         return asdict(self)
 
     def released(self, update: Tensor, normal: Tensor) -> Tensor:
-        """Return what leaves the client of an update ``[S]``, given as many standard normal numbers, float64.
+        """Return the update ``[S]`` that leaves the client: clipped and with noise.
 
         An update that is not finite counts as zeros: to refuse it would reveal that training
         diverged on this data.
+
+        Parameters
+        ----------
+        update
+            The update as trained, ``[S]``.
+        normal
+            Standard normal numbers, float64 ``[S]``.
         """
         exact = update.double()
         if not bool(torch.isfinite(exact).all()):
             exact.zero_()
         norm = float(torch.linalg.vector_norm(exact))
-        # the square of an entry beyond 1e154 overflows float64: divide by the largest first
+        # The square of an entry beyond 1e154 overflows float64, so divide by the largest entry
+        # first.
         if math.isinf(norm):
             exact /= exact.abs().max()
             exact *= self.clip_norm / float(torch.linalg.vector_norm(exact))
@@ -182,11 +201,18 @@ class DifferentialPrivacy:
         )
 
     def epsilon(self, releases: int) -> float:
-        """Return ε after so many releases of one client; raises as :func:`~fedclade.channel.accounting.epsilon_of`."""
+        """Return ε after this number of releases of one client.
+
+        Raises as :func:`~fedclade.channel.accounting.epsilon_of`.
+        """
         return epsilon_of({self.noise_multiplier: releases}, self.delta)
 
     def spent(self, releases: int) -> dict[str, Any]:
-        """Return what a run's summary says of the client that released most, so many times: ε None is no bound."""
+        """Return the privacy entries of a run's summary.
+
+        ``releases`` is the largest number of releases of one client. An ε of None means that there
+        is no bound.
+        """
         epsilon = self.epsilon(releases)
         said = {
             "epsilon": epsilon if math.isfinite(epsilon) else None,
@@ -198,15 +224,25 @@ class DifferentialPrivacy:
 
 @dataclass(frozen=True)
 class Privatizing(Withholding):
-    """Lets clients send clipped and noisy updates and gradients only, and neither training losses, subspaces nor sums.
+    """Middleware that clips updates and gradients, adds noise, and refuses other queries.
 
-    Their training losses are NaN: withheld. What they keep (no updates travel) stays as it is.
-    Noise is that of :func:`keyed_noise` in a simulation, and of :func:`system_noise` on a real
-    client.
+    Training losses, subspaces and sums of the data are refused, and the training losses of updates
+    are NaN: withheld. If no updates travel, so that clients store what they train, models are not
+    changed.
 
     An update is booked before its client trains. So a client whose training fails, or whose process
     is stopped meanwhile, has spent as much as one that replies, and failures cannot be used to
     query it for free.
+
+    Parameters
+    ----------
+    privacy
+        Clip norm and noise.
+    noise
+        Source of the noise: :func:`keyed_noise` in a simulation, :func:`system_noise` on a real
+        client.
+    book
+        Called with each client before it trains; None to book nothing.
     """
 
     privacy: DifferentialPrivacy
@@ -241,9 +277,10 @@ class Privatizing(Withholding):
 
 
 def keyed_noise(keys: Mapping[int, int]) -> Noise:
-    """Return the noise of a simulation: it belongs to seed, round, query and the client's key, so that a run repeats.
+    """Return the source of noise of a simulation, which makes runs repeatable.
 
-    Whoever knows the seed can take it off again. It shows what privacy costs, and protects nobody.
+    The noise depends on seed, round, query and the client's key. Anyone that knows the seed can
+    subtract it. It shows the cost of privacy, and protects no client.
     """
 
     def noise(size: int, client: int, this_round: Round, what: str) -> Tensor:
@@ -255,31 +292,34 @@ def keyed_noise(keys: Mapping[int, int]) -> Noise:
 
 
 def system_noise(size: int, client: int, this_round: Round, what: str) -> Tensor:
-    """Return the noise of a real client: 52 random bits of the operating system for each number, and nothing else.
+    """Return the noise of a real client, from 52 random bits of the operating system per number.
 
-    Not from the run's seed, since the server knows that and could subtract the noise. Nor from a
-    generator with a seed of its own: torch's seeds its generator on the CPU with 32 bits, few
+    The run's seed is not used, since the server knows it and could subtract the noise. A generator
+    with a seed of its own is not used either: torch seeds its CPU generator with 32 bits, few
     enough to try all of them.
     """
     return system_normal(size)
 
 
 def system_normal(size: int) -> Tensor:
-    """Return standard normal numbers of the operating system, float64."""
+    """Return standard normal numbers ``[size]`` from the operating system, float64."""
     return torch.from_numpy(scipy.special.ndtri(system_uniform(size)))
 
 
 def system_uniform(size: int) -> NDArray[Any]:
-    """Return numbers of the operating system, uniform in (0, 1), of 52 random bits each, float64."""
+    """Return numbers ``[size]`` uniform in (0, 1) from the operating system, float64.
+
+    Each is made from 52 random bits.
+    """
     words = np.frombuffer(secrets.token_bytes(8 * size), dtype=np.uint64)
     return ((words >> np.uint64(12)) + 0.5) * 2.0**-52
 
 
 def booked(privacy: DifferentialPrivacy, ledger: Ledger, run: str) -> Privatizing:
-    """Return what makes a real client private: noise from the operating system, each release booked before it leaves.
+    """Return the privacy middleware of a real client, with booked releases and system noise.
 
-    The ledger is the client's own, and notes ``run`` with each release; with a budget it refuses
-    what would exceed it.
+    Each release is booked before it leaves. The ledger belongs to the client and records ``run``
+    with each release. With a budget, it refuses releases that would exceed the budget.
     """
     return Privatizing(
         privacy, system_noise, lambda _, r: ledger.book(privacy.noise_multiplier, run, r.number)

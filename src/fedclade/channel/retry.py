@@ -1,4 +1,4 @@
-"""Which clients answered, query by query: which a round leaves out, which are asked again, and when none is left."""
+"""Replies query by query: absent clients, simulated faults, repeated queries and failed rounds."""
 
 from __future__ import annotations
 
@@ -44,25 +44,25 @@ from fedclade.core import (
     rng,
 )
 
-# Clients that are not there for a while: nobody asks them, and a round does without.
+# Absent clients are not queried, and a round goes on without them.
 
 AWAY = f"{NOT_ASKED}, as it is away"
-"""Why a client is left out that is not there in the round."""
+"""Reason for leaving out a client that is absent in the round."""
 
 
 class Absence(Middleware):
-    """Leaves clients out that are ``away``, which may change between rounds; they are sent nothing.
+    """Middleware that leaves out absent clients, and sends them nothing.
 
-    That holds for all that a method is made of: updates, gradients, losses on training data, and
-    rows of numbers about the data. An evaluation on test data measures a simulation from outside,
-    and has all clients.
+    The clients ``away`` may change between rounds. They are left out of all queries of a method:
+    updates, gradients, losses on training data, and rows of numbers about the data. An evaluation
+    on test data measures a simulation from outside, and includes all clients.
 
     Parameters
     ----------
     n_parameters
         Number of parameters of the model, D.
     spec
-        What the examples of all clients look like.
+        Specification of the examples of all clients.
     """
 
     def __init__(self, n_parameters: int, spec: DataSpec) -> None:
@@ -71,7 +71,7 @@ class Absence(Middleware):
         self._spec = spec
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
-        """Return the updates of those that are there."""
+        """Return the updates of the clients that are not absent."""
         if not (away := self._left_out(query.ids)):
             return ask(query)
         there = [client for client in query.ids if client not in away]
@@ -81,7 +81,7 @@ class Absence(Middleware):
         return replace(updates, left_out={**away, **updates.left_out})
 
     def evaluation(self, query: EvaluationQuery, ask: Ask) -> Evaluation:
-        """Return the scores of those that are there; on test data, of all."""
+        """Return the scores of the clients that are not absent; on test data, of all clients."""
         if query.split == "test" or not (away := self._left_out(query.ids)):
             return ask(query)
         places = [place for place, client in enumerate(query.ids) if client not in away]
@@ -94,9 +94,9 @@ class Absence(Middleware):
         return replace(found, left_out={**away, **found.left_out})
 
     def data(self, query: DataQuery[R], ask: Ask) -> R:
-        """Return the rows of the clients that are there, and zeros for the others.
+        """Return the rows of the clients that are not absent, and zeros for absent clients.
 
-        Other replies are those of all clients.
+        Replies to queries without rows include all clients.
         """
         if isinstance(query, RowQuery):
             return cast("R", self._rows(query, ask))
@@ -117,28 +117,28 @@ class Absence(Middleware):
         return {client: AWAY for client in ids if client in self.away} if self.away else {}
 
 
-# Faults drawn on purpose: simulated clients that drop out of a round, answer too late, or send what
-# cannot be used.
+# Simulated faults: clients drop out of a round, reply too late, or send updates that cannot be
+# used.
 
 _BAD_ENTRIES = {"nan": math.nan, "infinite": math.inf, "huge": 10 * LARGEST_NORM}
 
 CORRUPTIONS = (*_BAD_ENTRIES, "misshapen")
-"""What can be wrong with an update, each as likely: one entry of it, or its shape."""
+"""Kinds of corrupt updates, equally likely: one bad entry, or a wrong shape."""
 
 
 @checked()
 @dataclass(frozen=True, kw_only=True)
 class Faults:
-    """How often a client fails when it is asked to train; each time is drawn anew.
+    """Probabilities with which a client fails when it is requested to train, drawn for each query.
 
     Parameters
     ----------
     dropout
-        Share of answers that never come.
+        Share of replies that never arrive.
     slow
-        Share of answers that come too late to be waited for.
+        Share of replies that arrive too late to be waited for.
     corrupt
-        Share of answers that cannot be used: with an entry that is NaN, infinite or huge, or of a
+        Share of replies that cannot be used: with an entry that is NaN, infinite or huge, or of a
         wrong shape.
 
     Raises
@@ -163,11 +163,11 @@ class Faults:
         )
 
     def __bool__(self) -> bool:
-        """Whether there are any."""
+        """Whether there are any faults."""
         return self.dropout + self.slow + self.corrupt > 0
 
     def drawn(self, draw: np.random.Generator) -> str | None:
-        """Draw what goes wrong with one answer; mostly nothing."""
+        """Draw the fault of one reply; None, mostly, for no fault."""
         at = draw.random()
         if at < self.dropout:
             return DROPPED_OUT
@@ -182,12 +182,21 @@ class Faults:
 
 @dataclass(frozen=True)
 class FaultInjection(Middleware):
-    """Lets clients fail now and then when they are asked to train or for gradients.
+    """Middleware that injects faults when clients are requested to train or for gradients.
 
-    A fault belongs to seed, round, query and the client's key. So it depends neither on which
-    others are asked, nor on the block in which a client trains. What clients keep (a round in which
-    no updates travel) cannot arrive corrupt. Subspaces, which belong to no round, always come.
-    Updates are spoilt as they travel, so after their permutation.
+    A fault depends on seed, round, query and the client's key. So it does not depend on the other
+    clients of the query, nor on the block in which a client trains. Models that clients store (a
+    round in which no updates travel) cannot arrive corrupt. Replies about subspaces, which belong
+    to no round, never fail. Updates are corrupted as they travel, so after their permutation.
+
+    Parameters
+    ----------
+    faults
+        Probabilities of faults.
+    keys
+        Key of each client.
+    n_parameters
+        Number of parameters of the model, D.
     """
 
     faults: Faults
@@ -218,7 +227,7 @@ class FaultInjection(Middleware):
 def _spoilt(
     updates: Updates, corrupt: Mapping[int, tuple[str, np.random.Generator]], number: int
 ) -> Updates:
-    """Spoil the updates of some clients, and receive them again, which leaves them out."""
+    """Corrupt the updates of some clients, and receive them again, which leaves them out."""
     theirs = updates.select(list(corrupt))
     size = theirs.required_deltas.shape[1]
     rows = [
@@ -233,7 +242,17 @@ def _spoilt(
 
 
 def spoil(update: Tensor, how: str, draw: np.random.Generator) -> Tensor:
-    """Return an update ``[S]`` with one bad entry at a random place, or only its first half (``misshapen``)."""
+    """Corrupt an update ``[S]``: one bad entry at a random position, or only the first half.
+
+    Parameters
+    ----------
+    update
+        The update, ``[S]``.
+    how
+        One of :data:`CORRUPTIONS`; ``misshapen`` for the first half.
+    draw
+        Generator of the position.
+    """
     if how == "misshapen":
         return update[: len(update) // 2]
     spoilt = update.clone()
@@ -242,18 +261,27 @@ def spoil(update: Tensor, how: str, draw: np.random.Generator) -> Tensor:
 
 
 RETRIES = 2
-"""How often clients are asked again where nobody answered, or everybody is needed."""
+"""Default number of repetitions of a query without replies, or without all required replies."""
 
 
 class Retrying(Middleware):
-    """Counts which clients answer, and asks again.
+    """Middleware that repeats queries, and counts the clients that reply.
 
-    A query that nobody answers is put again, up to ``retries`` times, and so is, to the clients
-    that did not answer, one that needs everybody; not to clients that are away for the whole round.
-    Algorithms get what came, be it nothing at all; only a round in which no answer arrived to any
-    query is an error. With ``tells_releases`` a round reports how many updates each client sent,
-    usable or not: what private clients spend. With ``sizes``, the numbers of examples of clients
-    that train by DP-SGD, it reports besides how many noisy steps they took.
+    A query is repeated up to ``retries`` times: if no client replied, or, with ``require_all``,
+    until all have. Clients that already replied, or are absent for the whole round, are not queried
+    again. Algorithms receive the replies that came, even if there are none. Only a round in which
+    no reply arrived to any query is an error.
+
+    Parameters
+    ----------
+    retries
+        Largest number of repetitions of a query.
+    tells_releases
+        Whether a round reports the number of updates that each client sent, usable or not. This
+        number determines the privacy that clients spend.
+    sizes
+        Numbers of examples of clients that train by DP-SGD; the round then also reports the number
+        of noisy steps that each client took. None without DP-SGD.
     """
 
     def __init__(
@@ -268,7 +296,7 @@ class Retrying(Middleware):
         self._begin()
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
-        """Return the updates of those that answer, in the order asked."""
+        """Return the updates of the clients that reply, in the order of the query."""
         what = query.round.purpose if query.kind == "train" else query.kind
         updates = self._asked(query, ask)
         for _ in range(self._retries):
@@ -281,8 +309,7 @@ class Retrying(Middleware):
             self._events.append(Retried(0, what, clients=len(absent), answered=len(more.ids)))
             updates = updates.concat(more).select(query.ids)
         self._events += updates.events
-        # A rejected sum has an event of its own, which does not name each of its clients as one
-        # that failed.
+        # A rejected sum has an event of its own, so its clients are not reported as failed.
         absent = {
             client: why
             for client, why in updates.left_out.items()
@@ -296,17 +323,19 @@ class Retrying(Middleware):
         return updates
 
     def evaluation(self, query: EvaluationQuery, ask: Ask) -> Evaluation:
-        """Return the scores of those that answer, and report those that do not."""
+        """Return the scores of the clients that reply, and report the clients that do not."""
         evaluation = ask(query)
         if evaluation.left_out:
             self._events.append(_left_out(f"evaluate on {query.split} data", evaluation.left_out))
-        if query.split == "train":  # which a round is made of; scores only describe it
+        # Training losses are a part of a round. Other scores only describe it, so they do not
+        # count.
+        if query.split == "train":
             self._evaluations += 1
             self._count(evaluation, travels=True)
         return evaluation
 
     def data(self, query: DataQuery[R], ask: Ask) -> R:
-        """Return a reply; clients whose row of numbers does not come are queried again."""
+        """Return a reply; clients without a row of numbers are queried again."""
         if _shows_silence(query):
             return cast("R", self._rows(cast("RowQuery", query), ask))
         return ask(query)
@@ -324,14 +353,17 @@ class Retrying(Middleware):
         return rows
 
     def closed(self, number: int) -> tuple[Event, ...]:
-        """End the step of a round; return the events of the clients that it left out.
+        """End the step of a round, and return the events of the clients that it left out.
 
-        Raises an UpdateError with the reasons if clients were asked, and none answered.
+        Raises
+        ------
+        UpdateError
+            If clients were queried and none replied; states the reasons.
         """
         queries = self._queries + self._evaluations
         left_out = self._left_out
-        # What clients keep is no answer to a server that awaits one; where nothing travels, it is
-        # all there is.
+        # If the server awaits replies that travel, results that clients store are not replies. If
+        # nothing travels, they are the only replies.
         unanswered = queries > 0 and self._awaited not in self._answered
         events = self.told()
         if unanswered:
@@ -342,7 +374,10 @@ class Retrying(Middleware):
         return events
 
     def told(self) -> tuple[Event, ...]:
-        """Return the events since the last time, as of an evaluation after the step, and begin anew."""
+        """Return the events since the last call, and forget them.
+
+        Events of an evaluation after the step are returned by the next call.
+        """
         events = self._events
         if self._tells_releases and self._sent:
             events.append(
@@ -359,22 +394,26 @@ class Retrying(Middleware):
         self._events: list[Event] = []
         self._sent: Counter[int] = Counter()
         self._steps: defaultdict[float, Counter[int]] = defaultdict(Counter)
-        self._queries = self._evaluations = 0  # apart, since the number of a query keys its faults
+        # Counted separately, since the number of an update query determines its faults.
+        self._queries = self._evaluations = 0
         self._awaited = False
         self._answered = set[bool]()
         self._left_out: dict[int, str] = {}
 
     def _count(self, reply: Updates | Evaluation, *, travels: bool) -> None:
-        """Note whether a query that the round is made of was answered."""
+        """Record whether a query of the round had a reply.
+
+        ``travels`` states whether the reply is sent to the server.
+        """
         self._awaited |= travels
-        # Clients whose sum was rejected did reply. The round goes on, or one malicious client would
-        # end the run.
+        # Clients whose sum was rejected did reply. The round continues, since otherwise one
+        # malicious client could end the run.
         is_rejected = any(why.startswith(REJECTED_SUM) for why in reply.left_out.values())
         self._answered |= {travels} if reply.ids or is_rejected else set()
         self._left_out |= reply.left_out
 
     def _asked(self, query: UpdateQuery, ask: Ask) -> Updates:
-        """Put one query; clients that neither answer nor are said to be left out have dropped out."""
+        """Send one query; clients without a reply or a reason have dropped out."""
         updates = ask(replace(query, round=replace(query.round, query=self._queries)))
         self._queries += 1
         if query.round.sends_updates:
@@ -389,7 +428,7 @@ class Retrying(Middleware):
 
 
 def _may_reply(why: str) -> bool:
-    """Return whether a client that was left out for this reason may reply if it is asked again."""
+    """Return whether a client that was left out for this reason may reply to a repeated query."""
     return why != AWAY and not why.startswith(REJECTED_SUM)
 
 
@@ -403,12 +442,16 @@ def _shows_silence(query: DataQuery[Any]) -> bool:
 
 
 def _silent(rows: Tensor) -> list[int]:
-    """Return the places of the clients whose rows ``[n, ...]`` did not come."""
+    """Return the positions of the clients whose rows ``[n, ...]`` did not arrive."""
     return (~has_replied(rows)).nonzero().flatten().tolist()
 
 
 def _reasons(left_out: dict[int, str]) -> str:
-    """Say why clients were left out: each kind of reason once, with one client's numbers and how many are like it."""
+    """Describe why clients were left out.
+
+    Each kind of reason is stated once, with the numbers of one client and the count of similar
+    clients.
+    """
     kinds: dict[str, list[int]] = {}
     for client, why in left_out.items():
         kinds.setdefault(re.sub(r"\d[\d.e+]*", "#", why), []).append(client)

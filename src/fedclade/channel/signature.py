@@ -1,4 +1,9 @@
-"""What the server compares of an update: all, some, or a sketch; and updates that clients have shuffled before."""
+"""Signatures of updates, by which clients are compared, and the permutation of update entries.
+
+A signature is the whole update, a selection of its parameters, or a sketch of these. The module
+also has the middleware for permuted updates and for clients that send several updates from parts of
+their data (replicates).
+"""
 
 from __future__ import annotations
 
@@ -34,32 +39,32 @@ from fedclade.core import (
 KINDS = ("full", "projected", "signs")
 
 LARGEST_FOLD = 2**20
-"""Entries that an update is folded to before its signs are taken, if it has more."""
+"""Size to which a longer update is folded by a count sketch before its signs are taken."""
 
 PARTS_DIM = 4096
-"""Numbers that the update of a part of the data is compared by, unless the run says how many."""
+"""Default size R of the signature of an update from a part of the data."""
 
 
 @checked()
 @dataclass(frozen=True, kw_only=True)
 class Signature:
-    """What clients are compared by.
+    """Settings of the signature: the numbers by which clients are compared.
 
     Parameters
     ----------
     kind
-        ``full``: the parameters of the update, D numbers; ``projected``: a sketch of them;
-        ``signs``: the signs of random projections of them, which is what secure aggregation makes
-        of ``projected``.
+        ``full``: the parameters of the update, D numbers. ``projected``: a sketch of the parameters
+        (:class:`CountSketch`, or :class:`SignSketch` under secure aggregation). ``signs``: the
+        signs of random projections of the parameters (:class:`SignSketch`).
     of
-        Patterns over the names of shared parameters, such as ``head.*``, or one: only these are
-        compared. All, if left out. The norms of updates, by which some algorithms decide when to
-        split, stay those of all parameters.
+        Pattern or patterns over the names of shared parameters, such as ``head.*``. Only the
+        matching parameters are compared; all shared parameters if left out. The norms of updates,
+        by which some algorithms decide when to split, remain the norms of all parameters.
     dim
-        Length R of a sketch, or how many signs. Where updates are spread over many parameters, the
-        cosine similarity α of two clients is then off by (1 − α²)/√R (standard deviation): 0.03 at
-        R = 1024 and α = 0. See :class:`CountSketch`. By signs it is off by at most π/(2√R): 0.05 at
-        R = 1024. See :class:`SignSketch`.
+        Length R of a sketch, or number of signs. Where an update is spread over many parameters, a
+        sketch estimates the cosine similarity α of two clients with standard deviation (1 − α²)/√R:
+        0.03 at R = 1024 and α = 0. See :class:`CountSketch`. Signs estimate it with standard
+        deviation at most π/(2√R): 0.05 at R = 1024. See :class:`SignSketch`.
 
     Raises
     ------
@@ -80,10 +85,19 @@ class Signature:
         )
 
     def sketch(self, seed: int, layout: Layout) -> Sketch | None:
-        """Return what is compared of an update in a run with this seed and model; None for all of it.
+        """Return the sketch of updates for a run's seed and model, or None for kind ``full``.
 
-        It depends on nothing else, so the update of a newcomer can be projected as those on the
-        tree's edges were: as the server received them, which with permuted clients is P·Δθ_i.
+        With kind ``full`` and patterns ``of``, the sketch is a :class:`Selection`. A sketch depends
+        only on the settings, the seed and the model. So the update of a newcomer is projected in
+        the same way as the updates on the edges of the tree: in the form in which the server
+        received them, which is P·Δθ_i with permuted clients.
+
+        Parameters
+        ----------
+        seed
+            Seed of the run.
+        layout
+            Names and positions of the parameters in a model vector.
 
         Raises
         ------
@@ -99,16 +113,20 @@ class Signature:
         )
 
     def signs(self, seed: int, layout: Layout) -> SignSketch:
-        """Return what is compared of an update that leaves its client masked: the signs of a projection.
+        """Return the sign sketch of updates that leave their clients masked (secure aggregation).
 
-        They depend on the seed, the model, ``of`` and ``dim`` alone.
+        The signs depend only on the seed, the model, ``of`` and ``dim``.
         """
         selection = Selection(layout, self.of, seed) if self.of else None
         size = layout.n_parameters if selection is None else selection.dim
         return SignSketch(seed, size, self.dim, selection)
 
     def sketch_of_parts(self, seed: int, layout: Layout) -> Sketch:
-        """Return what is compared of the updates of parts of the data: they are many, so always a sketch."""
+        """Return the sketch of updates from parts of the data.
+
+        A client sends the signatures of all its parts, so they are sketched even with kind
+        ``full``, to :data:`PARTS_DIM` numbers each.
+        """
         if self.kind == "signs":
             return self.signs(seed, layout)
         dim = self.dim if self.kind == "projected" else PARTS_DIM
@@ -118,18 +136,20 @@ class Signature:
 
 
 class CountSketch:
-    """A random linear map of vectors ``[D]`` to ``[R]`` that keeps inner products, up to a known error.
+    """Random linear map of vectors ``[D]`` to ``[R]`` that almost preserves inner products.
 
-    Every entry gets a random sign and is added to one of R buckets: a count sketch (Charikar, Chen,
-    Farach-Colton 2002), as a projection known as feature hashing (Weinberger et al. 2009,
-    arXiv:0902.2206). Inner products are unbiased, with variance Σ_{i≠j} p_ij (x_i² y_j² + x_i y_i
-    x_j y_j) (their Lemma 2), where p_ij is the chance that i and j share a bucket. Here that is at
-    most 1/R, so that the variance is at most (‖x‖²‖y‖² + ⟨x, y⟩²)/R. It takes O(D) time.
+    Every entry is multiplied by a random sign and added to one of R buckets: a count sketch
+    (Charikar, Chen, Farach-Colton 2002), known as feature hashing when used as a projection
+    (Weinberger et al. 2009, arXiv:0902.2206). Inner products are unbiased, with variance Σ_{i≠j}
+    p_ij (x_i² y_j² + x_i y_i x_j y_j) (their Lemma 2), where p_ij is the probability that entries i
+    and j share a bucket. Here p_ij is at most 1/R, so that the variance is at most (‖x‖²‖y‖² + ⟨x,
+    y⟩²)/R. The map takes O(D) time.
 
-    The buckets: each run of R entries in a row is laid around the R buckets from a random place on.
-    Entries of one run never meet, those of two do with p = 1/R; memory is read in order, and sums
-    have one order, on a GPU too. With R ≥ D nothing meets, and the map is an isometry. The same run
-    seed gives the same map.
+    The vector is cut into runs of R consecutive entries. Each run is placed around the circle of R
+    buckets from a random offset on. Two entries of one run never share a bucket, and two entries of
+    different runs share one with probability 1/R. Memory is read in order, and the order of
+    summation is fixed, also on a GPU. With R ≥ D no two entries share a bucket, and the map is an
+    isometry. The same run seed gives the same map.
     """
 
     def __init__(self, seed: int, size: int, dim: int) -> None:
@@ -140,7 +160,7 @@ class CountSketch:
 
     @property
     def described(self) -> dict[str, Any]:
-        """What a client has to be told to make the same sketch."""
+        """Settings that a client needs to build the same sketch."""
         return {"dim": self.dim}
 
     def apply(self, vectors: Tensor) -> Tensor:
@@ -156,7 +176,19 @@ class CountSketch:
 
 
 class Selection:
-    """The entries of those parameters that patterns match, or with ``dim`` above 0 a sketch of them."""
+    """Entries of the parameters that match patterns, or a count sketch of these entries.
+
+    Parameters
+    ----------
+    layout
+        Names and positions of the parameters in a model vector.
+    of
+        The patterns. Parameters that share their values (tied) match by any of their names.
+    seed
+        Seed of the run, for the sketch.
+    dim
+        Size of the sketch; 0 for the entries themselves.
+    """
 
     def __init__(self, layout: Layout, of: Sequence[str], seed: int, dim: int = 0) -> None:
         places = {slot.name: slot for slot in layout.parameters}
@@ -169,42 +201,43 @@ class Selection:
 
     @property
     def described(self) -> dict[str, Any]:
-        """What a client has to be told to make the same."""
+        """Settings that a client needs to build the same selection."""
         return {"dim": self._sketch.dim if self._sketch else 0, "of": list(self._of)}
 
     def apply(self, vectors: Tensor) -> Tensor:
-        """Return what is compared, ``[..., R]``, of vectors ``[..., D]``."""
+        """Return the selected entries, or their sketch, ``[..., R]``, of vectors ``[..., D]``."""
         chosen = torch.cat([vectors[..., slot.start : slot.stop] for slot in self._slots], -1)
         return self._sketch.apply(chosen) if self._sketch else chosen
 
 
 class SignSketch:
-    """The signs of R random projections of an update, each 1 or −1: all that is compared of an update under masks.
+    """Signs of R random projections of an update, each 1 or −1.
 
-    Of two updates at an angle φ a share of φ/π of the signs differ (Charikar 2002), so cosines can
-    be estimated from them (:func:`fedclade.clustering.cosine_similarity` does). R signs are R bits:
-    an update's length, and how far it reaches in a direction, stay with the client.
+    With secure aggregation the signs are the only part of an update by which clients are compared.
+    Two updates at an angle φ differ in a share of φ/π of the signs (Charikar 2002), so cosines can
+    be estimated from the signs (see :func:`fedclade.clustering.cosine_similarity`). R signs are R
+    bits: they do not reveal the length of an update, nor the size of its projection on a direction.
 
-    The projection is two rounds of random signs and a Fourier transform, which takes O(D log D)
-    time and O(D) memory. Updates of more than ``LARGEST_FOLD`` entries are first folded to so many
-    by a count sketch.
+    The projection consists of two rounds of random sign flips and a Fourier transform, which take
+    O(D log D) time and O(D) memory. An update of more than ``LARGEST_FOLD`` entries is first folded
+    to ``LARGEST_FOLD`` entries by a count sketch.
 
     Parameters
     ----------
     seed
-        The same seed gives the same projection.
+        Seed of the run. The same seed gives the same projection.
     size, dim
-        D and R.
+        Number of entries D of an update, and number of signs R.
     selection
-        The parameters that are compared; None: all.
+        The parameters that are compared; None for all.
     """
 
     def __init__(self, seed: int, size: int, dim: int, selection: Selection | None = None) -> None:
         self.dim = dim
         self._of = selection
         self._fold = CountSketch(seed, size, LARGEST_FOLD) if size > LARGEST_FOLD else None
-        # Wide enough that R of the numbers are a part of all of them, and not themselves all that
-        # there is.
+        # At least twice as wide as R, so that the R projections are a subset of the outputs of the
+        # transform and not all of them.
         self._width = 2 ** math.ceil(math.log2(max(min(size, LARGEST_FOLD), 2 * dim, 2)))
         draw = rng.torch_generator(seed, "signs of a signature")
         self._flips = [
@@ -214,55 +247,67 @@ class SignSketch:
 
     @property
     def described(self) -> dict[str, Any]:
-        """What a client has to be told to make the same signs."""
+        """Settings that a client needs to build the same sign sketch."""
         of = {} if self._of is None else {"of": self._of.described["of"]}
         return {"dim": self.dim, "compared": "signs", **of}
 
     def apply(self, vectors: Tensor) -> Tensor:
-        """Return the signs ``[..., R]`` of vectors ``[..., D]``."""
-        if vectors.numel() == 0:  # of no update, which a Fourier transform does not take
+        """Return the signs ``[..., R]`` of vectors ``[..., D]``, as 1 and −1."""
+        # torch.fft does not accept an empty tensor.
+        if vectors.numel() == 0:
             return vectors.new_zeros(*vectors.shape[:-1], self.dim)
         return torch.where(self.project(vectors) >= 0, 1.0, -1.0).to(vectors.dtype)
 
     def project(self, vectors: Tensor) -> Tensor:
-        """Return the projections ``[..., R]`` of vectors ``[..., D]``, float64, whose signs leave a client."""
+        """Return the projections ``[..., R]`` of vectors ``[..., D]``, float64.
+
+        Only the signs of the projections leave a client.
+        """
         chosen = vectors if self._of is None else self._of.apply(vectors)
         if self._fold is not None:
             chosen = self._fold.apply(chosen)
         mixed = functional.pad(chosen.double(), (0, self._width - chosen.shape[-1]))
         for flips in self._flips:
             turned = torch.fft.fft(mixed * flips.to(mixed), norm="ortho")
-            mixed = turned.real + turned.imag  # the Hartley transform: real and orthonormal
+            # The Hartley transform: real and orthonormal.
+            mixed = turned.real + turned.imag
         return mixed[..., self._places.to(mixed.device)]
 
 
 class Nothing:
-    """No entries: what a stream keeps of each update where nobody compares them."""
+    """Sketch without entries, for updates that no algorithm compares.
+
+    A round that streams stores it in place of each update.
+    """
 
     dim = 0
 
     @property
     def described(self) -> dict[str, Any]:
-        """What a client has to be told to make the same."""
+        """Settings that a client needs to build the same sketch."""
         return {"dim": 0}
 
     def apply(self, vectors: Tensor) -> Tensor:
-        """Return ``[..., 0]`` of vectors ``[..., D]``."""
+        """Return empty signatures ``[..., 0]`` of vectors ``[..., D]``."""
         return vectors[..., :0]
 
 
 Sketch = CountSketch | Selection | SignSketch | Nothing
-"""What is compared of an update, where that is not all of it."""
+"""Any kind of signature that is not the whole update."""
 
 
 @dataclass(frozen=True)
 class Sketching(Middleware):
-    """Projects updates as the server receives them; it compares the sketches."""
+    """Middleware that projects updates at the server, which then compares sketches."""
 
     sketch: Sketch
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
-        """Return the updates with their sketches; models of one's own stay, and of a mixture nothing is compared."""
+        """Return the updates with their sketches.
+
+        Updates of models that clients store pass unchanged. Updates of a mixture and replies to a
+        question about updates get empty sketches, since no algorithm compares them.
+        """
         if query.is_secret:
             return ask(query)
         plain = query.mixture is None and query.question is None
@@ -276,17 +321,24 @@ class Sketching(Middleware):
 
 
 class Permutation:
-    """The orthonormal operator P of CFL's eqs. 45 and 46: a random order of the entries, by a seed that clients share.
+    """Permutation P of the entries of a model vector (CFL eqs. 45 and 46).
 
-    Parameters are shuffled among parameters and buffers among buffers, so that a server can still
-    tell which entries are compared. The server never holds the seed, which may have any number of
-    bits: 128 random ones withstand a server that tries them all; not one that goes by how entries
-    move (``studies/audit_permutation.py``). ``size`` and ``n_parameters`` are S and D of a model
-    vector.
+    P is orthonormal, and drawn from a seed that the clients share and the server never has.
+    Parameters are permuted among parameters and buffers among buffers, so that the server can still
+    tell which entries are compared. The seed may have any number of bits: 128 random bits withstand
+    a server that tries all seeds. They do not withstand a server that infers the permutation from
+    the movement of the entries (``studies/audit_permutation.py``).
+
+    Parameters
+    ----------
+    seed
+        The seed that clients share.
+    size, n_parameters
+        Numbers S of entries and D of parameters of a model vector.
     """
 
     def __init__(self, seed: int, size: int, n_parameters: int) -> None:
-        # torch's own takes no more than 32 bits of a seed
+        # Not torch's own generator: it uses at most 32 bits of a seed.
         draw = rng.generator(seed, "permutation")
         parameters = torch.from_numpy(draw.permutation(n_parameters))
         buffers = n_parameters + torch.from_numpy(draw.permutation(size - n_parameters))
@@ -304,17 +356,18 @@ class Permutation:
 
 @dataclass(frozen=True)
 class Permuting(Middleware):
-    """Lets clients speak to the server in permuted vectors only (CFL Algorithm 5, lines 7 and 8).
+    """Middleware that permutes all vectors between clients and the server.
 
-    They undo P on every model that they receive and apply it to every update that they send. Means,
-    norms and cosine similarities are what they were (eqs. 45, 46), so an algorithm runs on them
-    unchanged. P hides no part of subspaces: they are directions of the data themselves.
+    It implements CFL Algorithm 5, lines 7 and 8. Clients apply P⁻¹ to every model that they
+    receive, and P to every update that they send. Means, norms and cosine similarities do not
+    change (eqs. 45, 46), so algorithms run on permuted vectors unchanged. P does not hide
+    subspaces, since they are directions of the data themselves.
     """
 
     permutation: Permutation
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
-        """Return P·Δθ_i."""
+        """Return the permuted updates P·Δθ_i, trained from P⁻¹·θ."""
         updates = ask(replace(query, models=self.permutation.invert(query.models)))
         models = query.models
         if query.mixture is None:
@@ -324,11 +377,11 @@ class Permuting(Middleware):
         return replace(updates, deltas=packed(self.permutation.apply(deltas), D, tables))
 
     def evaluation(self, query: EvaluationQuery, ask: Ask) -> Evaluation:
-        """Return the scores of P⁻¹·θ."""
+        """Return the scores of the models P⁻¹·θ."""
         return ask(replace(query, models=self.permutation.invert(query.models)))
 
     def data(self, query: DataQuery[R], ask: Ask) -> R:
-        """Return what clients reply about P⁻¹·θ, which P does not hide."""
+        """Return the clients' replies about the models P⁻¹·θ; P does not hide these replies."""
         models = models_of(query)
         if not models:
             return ask(query)
@@ -336,22 +389,34 @@ class Permuting(Middleware):
         return ask(replace(query, **inverted))
 
 
-# Clients that make several updates at once, each from a part of their data.
+# Replicates: clients make several updates in a query, each from a part of their data.
 
 
 @dataclass(frozen=True)
 class Replicating(Middleware):
-    """Answers a query for m replicates with the mean of their updates and the signatures of all, one behind the other.
+    """Middleware that combines m replicates of each client into one reply.
 
-    A replicate is an update made at the same model from a part of the training data. So a client is
-    asked once, and sends little more than one update, if signatures are sketches. This comes after
-    all that is done to whole updates: privacy and permutation.
+    The reply is the mean of the replicates and the signatures of all of them, concatenated.
+
+    A replicate is an update from the same model, trained on a part of the training data. A client
+    is queried once, and if signatures are sketches, it sends little more than one update. This
+    middleware comes after all middleware that changes whole updates, such as privacy and
+    permutation.
+
+    Parameters
+    ----------
+    sketch
+        Signature of a replicate; None: the whole update.
     """
 
     sketch: Sketch | None
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
-        """Return the updates; of m replicates these are ``[n, S + m·R]``, or if they are not compared ``[n, S]``."""
+        """Return the updates: ``[n, S + m·R]`` with signatures, ``[n, S]`` without.
+
+        Updates have signatures if the round compares m > 1 replicates. A client is left out if any
+        of its replicates is missing.
+        """
         count = query.round.replicates
         if query.kind == "gradients" or count == 1:
             return ask(query)
@@ -379,10 +444,14 @@ class Replicating(Middleware):
 
 @dataclass(frozen=True)
 class Unpacking(Middleware):
-    """Takes apart what :class:`Replicating` has sent, before anything else is done to it."""
+    """Middleware that separates mean updates from the signatures concatenated to them.
+
+    It reverses the concatenation of :class:`Replicating`, before the server compares or sums
+    updates.
+    """
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
-        """Return the mean of the replicates' updates as the update, with the signatures beside it."""
+        """Return the means of the replicates as ``deltas``, and their signatures as ``parts``."""
         if (
             query.kind == "gradients"
             or query.round.replicates == 1

@@ -13,11 +13,11 @@ from fedclade.core import Evaluation
 
 
 def reversed_claims(found: Evaluation, adversaries: Collection[int]) -> Evaluation:
-    """Return scores in which adversaries swap what they report of their models.
+    """Return scores in which adversaries swap the reports about their models.
 
-    Each reports the loss, scores and wins of the model with the largest loss for the one with the
-    smallest, and so on in between, so all numbers are ones that an honest client could report. Of a
-    single model it reports the truth.
+    An adversary reports the loss, scores and wins of the model with the largest loss for the model
+    with the smallest loss, and so on in between. So all numbers are numbers that an honest client
+    could report. With a single model it reports the truth.
     """
     rows = defaultdict[int, list[int]](list)
     for row, client in enumerate(found.ids):

@@ -1,4 +1,4 @@
-"""Rounds that stream: of many large updates the server keeps sums and signatures, never all of them at once."""
+"""Rounds that stream: the server stores sums and signatures of updates instead of all updates."""
 
 from __future__ import annotations
 
@@ -17,13 +17,20 @@ from fedclade.core import Ask, Sums, UpdateQuery, Updates
 
 @dataclass(frozen=True)
 class Streaming(Middleware):
-    """Keeps only sums and signatures of updates, of which no more than a few are in memory at a time.
+    """Middleware that replaces updates by sums and signatures, with few updates in memory.
 
-    Memory grows with (clients at a time) × S + models × S + n × R, not with n × S. Full signatures
-    (R = D) would spoil that. ``at_once`` clients, at most, are queried together, which changes
-    nothing but the rounding of the sums; those with training sets of one size go side by side,
-    since they train together. Without sizes, as over a network, all are queried at once, and
-    updates are summed as they arrive.
+    Memory grows with (clients at a time) × S + models × S + n × R, instead of n × S. Full
+    signatures (R = D) would lose this advantage.
+
+    Parameters
+    ----------
+    sizes
+        Number of training examples of each client. Clients with training sets of the same size are
+        queried together, since they train together. None, as over a network: all clients are
+        queried at once, and updates are summed as they arrive.
+    at_once
+        Largest number of clients that are queried together. It changes only the rounding of the
+        sums.
     """
 
     sizes: Mapping[int, int] | None = None
@@ -31,7 +38,8 @@ class Streaming(Middleware):
 
     def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
         """Return sums of the updates."""
-        if query.is_secret:  # the replies are empty
+        # The replies to a secret query are empty.
+        if query.is_secret:
             return reduce(Updates.concat, map(ask, self._slices(query))).select(query.ids)
         tally = Tally(query)
         for some in self._slices(query):
@@ -47,13 +55,13 @@ class Streaming(Middleware):
 
 
 class Tally:
-    """Sums and signatures of the updates that reply to a query, which come some at a time and need not stay."""
+    """Sums and signatures of the updates of a query, added a few clients at a time."""
 
     def __init__(self, query: UpdateQuery) -> None:
         self._ids = query.ids
         self._row_of = dict(zip(query.ids, query.assignment, strict=True))
         self._place_of = {client: place for place, client in enumerate(query.ids)}
-        # of a mixture one alone is named, that of all its models together
+        # A query for a mixture names only one row, which stands for all its models together.
         self._rows = len(query.models)
         self._group = torch.full((len(query.ids),), -1)
         self._sums: Tensor | None = None
@@ -63,7 +71,7 @@ class Tally:
         self._limited: dict[int, str] = {}
 
     def add(self, updates: Updates) -> None:
-        """Add the updates of some clients, in the order in which sums should round."""
+        """Add the updates of some clients; the order of calls determines the rounding of sums."""
         self._kept = self._kept or self._room_like(updates)
         self._left_out |= updates.left_out
         self._limited |= updates.limited
@@ -91,13 +99,18 @@ class Tally:
             self._group[place] = self._row_of[client]
             members[self._row_of[client]].append(client)
         for row, clients in members.items():
-            assert self._sums is not None  # somebody has answered
+            # At least one client has replied.
+            assert self._sums is not None
             mine = updates.select(clients)
             self._sums[row] += mine.sizes.to(mine.required_deltas) @ mine.required_deltas
 
     def total(self) -> Updates:
-        """Return the sums and signatures of all clients that answered; at least one slice must have been added."""
-        assert self._kept is not None  # as a query names at least one client
+        """Return the sums and signatures of all clients that replied.
+
+        :meth:`add` must have been called at least once.
+        """
+        # A query names at least one client.
+        assert self._kept is not None
         answered = [
             client
             for client, group in zip(self._ids, self._group.tolist(), strict=True)
@@ -110,10 +123,11 @@ class Tally:
         return replace(whole.select(answered), left_out=self._left_out, limited=self._limited)
 
     def _room_like(self, some: Updates) -> Updates:
-        """Return updates like some others, for all clients that were asked, to be filled in.
+        """Return empty updates for all clients of the query, with the shapes of ``some``.
 
-        In one piece before the slices come and go: small tensors made in between would scatter the
-        memory that these free, so that the next could not use it.
+        They are allocated in one piece, before further slices arrive and are freed. Small tensors
+        allocated in between would fragment the memory that the slices free, so that the next slice
+        could not use it.
         """
         sizes, losses, norms = torch.zeros(3, len(self._ids), dtype=torch.float64)
         sketches = some.signatures.new_zeros(len(self._ids), some.signatures.shape[1])

@@ -1,4 +1,4 @@
-"""What travels between clients and server, and how long clients take."""
+"""Traffic between clients and the server, and the time that clients take."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fedclade.core import (
 
 @dataclass
 class Meter:
-    """The bytes that all clients sent and received so far, and the seconds that the server waited for them."""
+    """Bytes that all clients have sent and received, and seconds spent waiting for them."""
 
     bytes_up: int = 0
     bytes_down: int = 0
@@ -34,11 +34,14 @@ class Meter:
     seconds_evaluate: float = 0.0
 
     def readings(self) -> dict[str, float]:
-        """Return what the meter shows, by column of ``metrics.parquet``."""
+        """Return the readings, by column of ``metrics.parquet``."""
         return asdict(self)
 
     def since(self, before: Mapping[str, float], seconds: float) -> dict[str, float]:
-        """Return what was used since a reading; the server spent those of the ``seconds`` that clients did not."""
+        """Return the traffic and the times since a reading.
+
+        Of the total ``seconds`` since then, the server spent the part that clients did not.
+        """
         used = {name: value - before[name] for name, value in self.readings().items()}
         server = seconds - used["seconds_train"] - used["seconds_evaluate"]
         return {**used, "seconds_server": server, "seconds": seconds}
@@ -46,7 +49,7 @@ class Meter:
 
 @dataclass(frozen=True)
 class Timing(Middleware):
-    """Counts the seconds that clients take, to evaluate or for all else."""
+    """Middleware that counts the seconds of clients, separately for evaluation and the rest."""
 
     meter: Meter
 
@@ -64,15 +67,18 @@ class Timing(Middleware):
 
 @dataclass(frozen=True)
 class Traffic(Middleware):
-    """Counts the bytes that would travel between simulated clients and the server.
+    """Middleware that counts the bytes that would travel between simulated clients and the server.
 
-    A client receives a model before it trains, and a second one where the proximal term pulls it
-    towards another or its local rule needs one, and sends an update back, unless the round says
-    that less travels; gradients are taken at a model that it already has. Evaluation is not
-    counted, since a client has its model anyway; but on training data, which is how a client
-    chooses among several, each of them is sent to it first. Before it trains a mixture, a client
-    receives all models of it. One that drops out has received its models and sends nothing; what is
-    too late or not usable was sent all the same.
+    Before a client trains, it receives a model. It receives a second model if the proximal term
+    pulls it towards another one, or if its local rule needs one. It sends an update back, unless
+    the round specifies less communication. Gradients are taken at a model that the client already
+    has. Before it trains a mixture, it receives all models of the mixture. A client that drops out
+    has received its models and sends nothing. Replies that are late or unusable were sent and
+    count.
+
+    Evaluation is not counted, since a client has its model anyway. Exception: for an evaluation on
+    training data, by which a client chooses among several models, each of them is first sent to the
+    client.
     """
 
     meter: Meter
@@ -100,7 +106,7 @@ class Traffic(Middleware):
         return updates
 
     def evaluation(self, query: EvaluationQuery, ask: Ask) -> Evaluation:
-        """Count models down, where clients choose among them."""
+        """Count models down if clients choose among them."""
         if query.split == "train":
             self.meter.bytes_down += len(query.ids) * query.models[0].nbytes
         return ask(query)
@@ -108,7 +114,7 @@ class Traffic(Middleware):
     def data(self, query: DataQuery[R], ask: Ask) -> R:
         """Count models down and rows up.
 
-        Single numbers are not counted, as scores are not.
+        Single numbers are not counted, just as scores are not.
         """
         reply = ask(query)
         for model in models_of(query).values():

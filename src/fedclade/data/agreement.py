@@ -1,4 +1,4 @@
-"""Agreement: one schema out of those that clients propose, each from its own data."""
+"""Agreement of clients on one schema, from a proposal of each client."""
 
 from __future__ import annotations
 
@@ -27,20 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Proposal:
-    """The schema that one client would encode its own data by.
-
-    Parameters
-    ----------
-    schema
-        With the categories, labels and words that the client has.
-    is_fixed
-        Whether the client can encode its data by no other schema, because its user declared it.
-    word_counts
-        Number of times that each word of the vocabulary, but for the specials, is in the training
-        texts.
-    vocabulary_size
-        Largest number of words of a vocabulary, the specials included; 0 without texts.
-    """
+    """Proposal of a client: the schema by which it would encode its own data."""
 
     schema: DataSchema
     is_fixed: bool = False
@@ -62,7 +49,7 @@ class Proposal:
         )
 
     def structure_differences(self, other: Proposal) -> list[str]:
-        """Return in words how the structure of this client's data differs from that of most."""
+        """Describe how the structure of this client's data differs from another proposal."""
         mine = _remove_values(self.schema)
         theirs = _remove_values(other.schema)
         found = mine.differences(theirs)
@@ -110,16 +97,16 @@ class DataSource(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Encoding:
-    """The schema that a federation was encoded by, and the means to encode it by another.
+    """Schema by which a federation was encoded, and the means to encode it by another schema.
 
     Parameters
     ----------
     schema
         The schema.
     is_declared
-        Whether the user declared it, so that it tells nothing of the data.
+        Whether the user declared the schema, so that it reveals nothing about the data.
     source
-        The data before it was encoded. None where that is no longer at hand, as for several clients
+        The data before it was encoded. None if it is no longer available, as for several clients
         together.
     """
 
@@ -163,7 +150,7 @@ def encode_federation(federation: Federation, schema: DataSchema) -> Federation:
 
 
 def explain_differences(schema: DataSchema, agreed: DataSchema) -> tuple[str, str]:
-    """Return the differences from the agreed schema, with values of the data and without."""
+    """Return the differences from the agreed schema twice: with values of the data, and without."""
     there = "the agreed schema"
     with_values = show_some(schema.differences(agreed, there=there))
     without = show_some(_remove_values(schema).differences(_remove_values(agreed), there=there))
@@ -176,10 +163,10 @@ def explain_differences(schema: DataSchema, agreed: DataSchema) -> tuple[str, st
 def agree(proposals: Mapping[int, Proposal]) -> Agreement:
     """Unite the proposals of clients, given in a fixed order.
 
-    Categories, labels and words are those of all clients. Columns, kinds, target and task are what
-    most clients have; the others are refused, so that a client that is set up wrongly shuts out
-    only itself. Where at least half of the clients declare their schema, the most frequent of these
-    is the agreed one.
+    The agreed schema has the categories, labels and words of all clients. Columns, kinds, target
+    and task are those of most clients. Clients with other ones are refused, so that a wrongly
+    configured client excludes only itself. If at least half of the clients declare their schema,
+    the most frequent declared schema is the agreed one.
 
     Raises
     ------

@@ -1,6 +1,6 @@
 """Conversion and checks of users' numbers and arrays, and a cache of decoded arrays.
 
-Every function takes ``what`` to call the value in the message of a DataError.
+The parameter ``what`` of the functions names the value in the message of a DataError.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ from fedclade.core import (
 Arrays = Mapping[str, NDArray[Any]]
 
 CACHE_FORMAT = 1
-"""Part of every key; to be raised if the same files and options decode differently."""
+"""Version in every key of the cache.
+
+Increase it if the same files and options decode differently.
+"""
 
 _log = logging.getLogger(__name__)
 
@@ -109,19 +112,22 @@ def _write(path: Path, arrays: Arrays) -> None:
 
 
 FEW_LABELS = 1000
-"""Labels below this number may be as sparse as they like: a model has room for them."""
+"""Labels below this number may have gaps of any size: a model has outputs for all of them."""
 
 SPARSEST = 100
-"""Largest ratio of the label numbers to the labels that occur, as clients may lack some."""
+"""Largest ratio of the numbers up to the highest label to the labels that occur.
+
+A client may lack some labels, so gaps are allowed.
+"""
 
 MOST_OUTPUTS = 2**24
-"""Outputs that a model can have, as a server of a network admits them."""
+"""Largest number of outputs of a model, which is the limit of a server in a network."""
 
 InputKind = Literal["auto", "numbers", "tokens"]
-"""Kind of inputs: numbers, or tokens, which are rows of a table. ``auto``: by their type.
+"""Kind of inputs: numbers, tokens (rows of an embedding table), or ``auto`` by their type.
 
-Then bytes are pixels, other whole numbers are tokens if the model takes whole numbers, and all else
-is numbers.
+With ``auto``, bytes are pixels, other whole numbers are tokens if the model takes whole numbers,
+and all other inputs are numbers.
 """
 
 
@@ -137,7 +143,7 @@ def as_inputs(x: Any, what: str) -> Tensor:
 
 
 def check_input_kind(kind: InputKind) -> None:
-    """Check what inputs are said to be; a ConfigError if that is unknown."""
+    """Check a kind of inputs; a ConfigError if it is unknown."""
     if kind not in get_args(InputKind):
         raise ConfigError(unknown("inputs_are", kind, get_args(InputKind)))
 
@@ -289,7 +295,7 @@ _TARGETS: Mapping[TaskKind, str] = {
 
 
 def _require_all(holds: Tensor, values: Tensor, what: str, rule: str) -> None:
-    """Check that all values fulfil a rule; name the first that does not, and its place."""
+    """Check that all values fulfil a rule; an error names the first wrong value and its place."""
     if bool(holds.all()):
         return
     row, *column = (~holds).nonzero()[0].tolist()
@@ -315,7 +321,7 @@ def as_array(values: Any, what: str) -> NDArray[Any]:
 
 
 def check_kind(values: Any, what: str) -> None:
-    """Check that an array has all of its values, and that they can be read."""
+    """Check that no value of an array is masked or missing, and that the values can be read."""
     if problem := array_problem(values):
         raise DataError(f"{what} should be a plain array or tensor: {problem}")
 

@@ -17,7 +17,7 @@ Texts = Any
 """A ``pyarrow.Array`` of strings without nulls: pyarrow is imported where a table is read."""
 
 Check = tuple[str, Any, bool, str]
-"""Name and value of a setting, whether it is right, and the rule in words."""
+"""A check of a setting: its name and value, whether the value is valid, and the rule in words."""
 
 DECIMAL_MARKS = (".", ",")
 
@@ -44,7 +44,7 @@ EMPTY_CELLS = (
     "nan",
     "null",
 )
-"""Cells among numbers that have no value: pyarrow's spellings, so that both readers agree."""
+"""Spellings of empty cells in columns of numbers: pyarrow's, so that both readers agree."""
 
 _THIN_SPACES = "\u00a0\u202f\u2009"
 
@@ -60,19 +60,7 @@ _TIME = re.compile(r"([ T])\d{1,2}:\d{2}(:\d{2})?( ?[AaPp][Mm])?")
 
 @dataclass(frozen=True)
 class Reading:
-    """The values of a column, if its texts are read in one notation.
-
-    Parameters
-    ----------
-    kind
-        Whether they are numbers or dates.
-    notation
-        Decimal mark, or order of a date's parts.
-    setting
-        Value of the setting ``decimal`` or ``dates`` that asks for this reading.
-    values
-        One for each text, as an Arrow array of int64 or float64.
-    """
+    """Values of a column, read in one notation."""
 
     kind: Literal["number", "date"]
     notation: str
@@ -82,20 +70,7 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True)
 class Notation:
-    """The notation of numbers and dates in texts; None is to be detected.
-
-    Parameters
-    ----------
-    decimal
-        Decimal mark, ``.`` or ``,``.
-    dates
-        Format of dates, with the codes of Python's ``strptime``, such as ``%d.%m.%Y``.
-
-    Raises
-    ------
-    ConfigError
-        If the mark is another, or the format does not have day, month and year.
-    """
+    """Notation of numbers and dates in texts. A part that is None is detected."""
 
     decimal: str | None = None
     dates: str | None = None
@@ -158,7 +133,10 @@ def arrow_compute() -> Any:
 
 
 def read_numbers(texts: Texts, mark: str) -> Any:
-    """Convert texts to numbers, as an Arrow array of int64 or float64; None if one is no number."""
+    """Convert texts to numbers, as an Arrow array of int64 or float64.
+
+    None if a text is not a number.
+    """
     import pyarrow as pa
 
     pc = arrow_compute()
@@ -174,7 +152,7 @@ def read_numbers(texts: Texts, mark: str) -> Any:
 
 
 def are_numbers(texts: Texts, mark: str) -> Any:
-    """Return which texts are numbers with a decimal mark, perhaps with groups of three digits."""
+    """Return a mask of the numbers among texts, with a decimal mark and perhaps grouped digits."""
     pc = arrow_compute()
     # A number that begins with 0 has no groups: 0,123 has a decimal comma.
     grouped = "|".join(
@@ -213,7 +191,7 @@ def as_strings(column: Any) -> Texts:
 
 
 def is_present(texts: Texts) -> Any:
-    """Return which texts are more than the spelling of an empty cell."""
+    """Return a mask of texts that are not a spelling of an empty cell."""
     import pyarrow as pa
 
     pc = arrow_compute()
@@ -221,7 +199,7 @@ def is_present(texts: Texts) -> Any:
 
 
 def look_like_dates(texts: Sequence[str]) -> NDArray[np.bool_]:
-    """Return whether each text looks like a date of numbers, possibly of a day that is none."""
+    """Return a mask of texts that look like a numeric date, even if the day does not exist."""
     return np.array([_DATE.fullmatch(text.strip()) is not None for text in texts], dtype=bool)
 
 
@@ -255,13 +233,14 @@ def _list_date_formats(texts: Sequence[str]) -> list[tuple[str, str]]:
     if clock is None:
         return []
     orders = {"day, month, year": "%d{0}%m{0}%Y", "year, month, day": "%Y{0}%m{0}%d"}
-    if separator != ".":  # no country writes the month first with dots
+    # No country writes the month first with dots as separators.
+    if separator != ".":
         orders["month, day, year"] = "%m{0}%d{0}%Y"
     return [(order, template.format(separator) + clock) for order, template in orders.items()]
 
 
 def _detect_clock_format(text: str) -> str | None:
-    """Return the format of the time after a date; empty if there is none, None if it is none."""
+    """Return the format of the time after a date; empty without a time, None if it is unknown."""
     if not text:
         return ""
     match = _TIME.fullmatch(text)
@@ -275,7 +254,7 @@ def _detect_clock_format(text: str) -> str | None:
 
 
 def _parse_dates(texts: Sequence[str], date_format: str) -> Any:
-    """Convert dates to days since 1970-01-01 (float64); None if one has another format."""
+    """Convert dates to days since 1970-01-01 (float64); None if a date has another format."""
     import pyarrow as pa
 
     try:
@@ -288,7 +267,7 @@ def _parse_dates(texts: Sequence[str], date_format: str) -> Any:
 
 
 def _parse_iso_dates(texts: Texts) -> Any:
-    """Convert ISO 8601 dates to days since 1970-01-01; None if one has another format."""
+    """Convert ISO 8601 dates to days since 1970-01-01; None if a date has another format."""
     import pyarrow as pa
 
     for zone in (None, "UTC"):
@@ -322,7 +301,7 @@ def in_hours(times: Any) -> Any:
 
 
 def _is_date_format(date_format: str) -> bool:
-    """Return whether a format has a day, and gives it back."""
+    """Return whether a format contains a day and reproduces it."""
     day = datetime(2024, 3, 14)
     try:
         return datetime.strptime(day.strftime(date_format), date_format) == day

@@ -1,4 +1,4 @@
-"""Data of one client: its examples, and the way it sees them."""
+"""Data of one client: its examples, and its view of them (labels and rotation)."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class ClientData:
 
 
 def map_labels(y: Tensor, label_map: Tensor) -> Tensor:
-    """Return targets by a label map, of the same shape; ignored targets stay."""
+    """Map targets by a label map; ignored targets do not change. The shape is the same."""
     return label_map[y.clamp(min=0)].where(y != IGNORED, IGNORED)
 
 
@@ -106,7 +106,7 @@ def report_no_examples(client: int, name: str, split: Split, clients: int) -> Da
     )
 
 
-# Stages: data of all clients from some round on, if it changes during a run.
+# Stages: data of all clients from a given round on, if it changes during a run.
 
 
 @checked()
@@ -162,7 +162,7 @@ def check_stages(stages: Sequence[Stage], clients: Sequence[ClientData]) -> None
 Augment = Callable[[Tensor], Tensor]
 """Function of the inputs of a batch ``[B, ...]`` that returns the inputs for the model.
 
-It treats each example by itself, and draws from torch's generators, so that the run's seed
+It treats each example separately, and draws from torch's generators, so that the run's seed
 determines the draws.
 """
 
@@ -184,7 +184,8 @@ def resolve_augment(given: object) -> Augment | None:
         raise ConfigError(f"augment should be a function of a batch of inputs, got {shown(given)}")
     try:
         parameters = inspect.signature(function).parameters.values()
-    except ValueError:  # of some functions that are not written in Python
+    # ``inspect`` has no signature of some functions that are not written in Python.
+    except ValueError:
         return cast("Augment", function)
     required = [each for each in parameters if each.default is each.empty]
     positional = [

@@ -20,36 +20,26 @@ from fedclade.data.federation import Federation
 from fedclade.data.pool import Columns
 
 FAR = 10.0
-"""Largest deviation of one client's column, and largest distance of its mean, in the usual ones."""
+"""Limit of a client's deviation, and of the distance of its mean from the median mean.
+
+The unit is the usual deviation of the column; see :func:`bounded`.
+"""
 
 CONSTANT = 1e-12
-"""A column whose deviation is at most this part of its mean is constant."""
+"""A column is constant if its deviation is at most this fraction of its mean."""
 
 FAR_OFF = 1000.0
 """Distance of a false mean of inputs from the true one, in deviations."""
 
 CLIENTS_AT_A_TIME = 2**14
-"""Clients of a table whose labels are counted at once."""
+"""Number of clients of a table whose labels are counted at once."""
 
 no_numbers = partial(torch.empty, 0, dtype=torch.float64)
 
 
 @dataclass(frozen=True, eq=False)
 class Statistics:
-    """Sums over the training examples of one client, or of several; empty if not requested.
-
-    Parameters
-    ----------
-    count
-        Number of examples.
-    means, squares
-        Mean of each column of inputs, and sum of squared differences from it; float64 ``[F]``.
-    numbers
-        Whether each column has other values than 0 and 1, in all examples of all splits; bool
-        ``[F]``.
-    labels
-        Number of examples of each label, as the clients see them; int64 ``[L]``.
-    """
+    """Sums over the training examples of one or more clients; empty if not requested."""
 
     count: int
     means: Tensor = field(default_factory=no_numbers)
@@ -82,26 +72,28 @@ class Statistics:
 
     @property
     def mean(self) -> Tensor:
-        """Number to subtract from each column, float64 ``[F]``: 0 where all values are 0 or 1."""
+        """Number to subtract from each column, float64 ``[F]``; 0 if all values are 0 or 1."""
         return self.means.where(self.numbers, 0.0)
 
     @property
     def std(self) -> Tensor:
-        """Number to divide each column by, float64 ``[F]``.
+        """Number by which to divide each column, float64 ``[F]``.
 
-        1 where all values are 0 or 1, or where the column is constant up to rounding.
+        It is 1 if all values of a column are 0 or 1, or if the column is constant up to rounding.
         """
         std = (self.squares / self.count).sqrt()
         return std.where(self.numbers & (std > CONSTANT * self.means.abs()), 1.0)
 
 
 def bounded(replies: Sequence[Statistics], largest_weight: float) -> list[Statistics]:
-    """Return clients' statistics within bounds, so that one of at least three cannot set the scale.
+    """Limit clients' statistics, so that a single one of at least three cannot determine the scale.
 
-    No client counts with more than ``largest_weight`` times the examples of the median client. In
-    each column a client's mean lies within :data:`FAR` deviations of the median client's, and its
-    deviation is at most this number of times as large. The deviation is that of the median client,
-    plus the distance of its mean; if both are 0, the second largest of any client.
+    A client has at most ``largest_weight`` times the weight (number of examples) of the median
+    client. In each column, the distance of a client's mean from the median client's mean is at most
+    :data:`FAR` deviations, and the client's deviation is at most :data:`FAR` times that deviation.
+    The deviation meant is the median client's deviation plus the median distance of the clients'
+    means from the median mean. If both are 0, it is the second largest value over the clients of
+    deviation plus distance.
     """
     if len(replies) < 3:
         return list(replies)
@@ -120,7 +112,7 @@ def bounded(replies: Sequence[Statistics], largest_weight: float) -> list[Statis
     within = means.clamp(centre - FAR * usual, centre + FAR * usual)
     squares = stds.minimum(FAR * usual).square()
     return [
-        # A reply within the bounds stays as it is, to the last bit.
+        # A reply within the limits is not changed, to the last bit.
         found
         if torch.equal(mean, found.means) and torch.equal(capped, std.square())
         else replace(found, means=mean, squares=capped * found.count)
@@ -130,17 +122,7 @@ def bounded(replies: Sequence[Statistics], largest_weight: float) -> list[Statis
 
 @dataclass(frozen=True, eq=False)
 class StatisticsQuery(DataQuery[Statistics]):
-    """Query for statistics of training examples; the reply is that of all clients together.
-
-    Parameters
-    ----------
-    inputs
-        Whether columns of numbers are requested, as they were before they were scaled.
-    labels
-        Number of labels that are counted; 0: none.
-    largest_weight
-        Over a network: with how many times the examples of the median client one client may count.
-    """
+    """Query for the statistics of training examples; the reply is about all clients together."""
 
     kind = "statistics"
     mechanism = "none"
@@ -160,7 +142,10 @@ class StatisticsQuery(DataQuery[Statistics]):
         return reduce(Statistics.plus, [found for _, found in parts])
 
     def falsify(self, reply: Statistics, keys: Sequence[int]) -> Statistics:
-        """Return statistics of as many examples with the rarest label alone, and inputs far off."""
+        """Return false statistics: all examples have the rarest label, and inputs are far off.
+
+        The number of examples is the true one.
+        """
         labels = torch.zeros_like(reply.labels)
         if len(labels):
             labels[reply.labels.argmin()] = reply.labels.sum()
@@ -197,7 +182,7 @@ def _summarize_client(
 def _count_labels_in_table(
     federation: Federation, table: ClientTable, query: StatisticsQuery
 ) -> Statistics:
-    """Return how many training examples, and of which labels, clients in a table have."""
+    """Return the numbers of training examples, in total and by label, of clients in a table."""
     places = table.positions.of(query.ids)
     count = int(table.train.counts[places].sum())
     if not query.labels:
@@ -210,7 +195,7 @@ def _count_labels_in_table(
 
 
 def _list_labels(federation: Federation, table: ClientTable, places: Any) -> Tensor:
-    """Return the training labels of some clients of a table, as these see them."""
+    """Return the training labels of some clients of a table, as the clients see them."""
     seen = federation.pool.y[torch.from_numpy(table.train.rows(places))].long()
     if table.label_maps is None or table.view is None:
         return seen
@@ -232,7 +217,7 @@ def summarize_inputs(x: Tensor, count: int) -> Statistics:
 
 
 def list_rows(client: ClientData) -> Tensor:
-    """Return the rows of the pool that a client has, those for training first."""
+    """Return the rows of a client in the pool, training examples first."""
     return torch.from_numpy(np.concatenate([client.train, client.validation, client.test]))
 
 

@@ -327,12 +327,12 @@ class NumberedNames(Sequence[str]):
 
 
 def take_optional(values: Indices | None, places: Indices | slice) -> Indices | None:
-    """Return the values at some places, or None if there are no values."""
+    """Return the values at some positions, or None if there are no values."""
     return None if values is None else values[places]
 
 
 def _concatenate_rows(indices: Sequence[Indices]) -> SplitRows:
-    """Return the rows of all clients, given those of each."""
+    """Concatenate the rows of each client."""
     counts = np.array([len(each) for each in indices], dtype=np.int64)
     # An empty array makes the result int64 if there are no clients.
     rows = np.concatenate([*indices, np.empty(0, np.int64)])

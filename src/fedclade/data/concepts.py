@@ -1,7 +1,7 @@
 """Synthetic data: SEA, SINE and CIRCLE, whose concepts drift, and planted clusters.
 
-In every time step each client draws new examples of the concept that a pattern gives it, and is
-tested on those that it trains on in the next step, as in the authors' code.
+In every time step each client draws new examples of its concept in the pattern. As in the authors'
+code, it is tested on the examples on which it trains in the next step.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fedclade.data.pool import Pool
 # memory than a few.
 
 BLOCK = 4096
-"""Number of clients that are generated together, from a key of their own."""
+"""Number of clients that are generated together, with one key for their random draws."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,8 +165,9 @@ def write_planted(
 Points = NDArray[np.float64]
 
 THRESHOLDS = (8.0, 9.0, 7.0, 9.5)
-"""θ of SEA's concepts (Street and Kim 2001). To the authors' files 8, 9, 7 and 9 fit best: their
-fourth is the second.
+"""Thresholds θ of SEA's concepts (Street and Kim 2001).
+
+The authors' files fit 8, 9, 7 and 9 best: their fourth concept equals the second.
 """
 
 CIRCLES = ((0.2, 0.5, 0.15), (0.6, 0.5, 0.25))
@@ -230,27 +231,29 @@ def concepts(
 ) -> Federation:
     """Build a federation with drifting concepts: ``name = "fedclade.data:concepts"`` in a config.
 
-    - ``sea``: three numbers uniform in [0, 10], of label 1 if the second and the third come to more
-      than θ; four concepts, each with a θ of its own.
-    - ``sine``: points of the unit square, of label 1 up to the curve x₂ = sin x₁; in the second
-      concept reversed.
-    - ``circle``: points of the unit square, of label 1 outside a circle, another one in each of two
-      concepts.
+    - ``sea``: inputs are three numbers uniform in [0, 10]. The label is 1 if the sum of the second
+      and the third is greater than a threshold θ. There are four concepts, each with its own θ.
+    - ``sine``: inputs are points of the unit square. The label is 1 up to the curve x₂ = sin x₁; in
+      the second concept labels are reversed.
+    - ``circle``: inputs are points of the unit square. The label is 1 outside a circle. There are
+      two concepts, each with its own circle.
 
     Parameters
     ----------
     kind
         Name of the data set.
     clients, samples
-        Number of clients, and of training examples of each in a time step.
+        Number of clients, and number of training examples of each client in a time step.
     steps, step_rounds
-        Number of time steps, each a stage, and of communication rounds in each.
+        Number of time steps, each a stage, and number of communication rounds in each step.
     pattern
-        The concept of each client in each step: as in :class:`~fedclade.data.Drift`, with one more
-        row than steps, for the tests of the last.
+        Concept of each client in each step, as in :class:`~fedclade.data.Drift`. It has one row
+        more than steps, for the tests of the last step.
     noise
-        Share of the labels that are flipped, in [0, 1); by default a tenth for ``sea``, as in the
-        authors' files, and none for the others.
+        Fraction of the labels that are flipped, in [0, 1); by default 0.1 for ``sea``, as in the
+        authors' files, and 0 for the other data sets.
+    seed
+        Seed of all draws.
 
     Raises
     ------

@@ -14,14 +14,14 @@ from typing import Any
 from fedclade.core import DataError
 
 DEFAULT_SEPARATORS = {".csv": ",", ".tsv": "\t"}
-"""By the ending of a file's name, which are the endings of text files that can be read."""
+"""Default separator by the ending of a file's name. Only these text files can be read."""
 
 SEPARATORS = (",", ";", "\t", "|")
 """Separators that are detected."""
 
 DEFAULT_ENCODING = "utf-8"
 FALLBACK_ENCODING = "cp1252"
-"""Western Windows: what spreadsheets there write if the file is not in UTF-8."""
+"""Encoding of Western Windows, in which spreadsheets there write files that are not in UTF-8."""
 
 SAMPLE_CHARACTERS = 1 << 14
 """Beginning of a file from which the separator is detected."""
@@ -38,7 +38,7 @@ _BYTE_ORDER_MARKS = {
 }
 
 _SEPARATOR_LINE = re.compile(r"\ufeff?\"?sep=(.)\"?\r?\n", re.IGNORECASE)
-"""A first line that spreadsheets write and read, but do not show."""
+"""First line that spreadsheets write and read, but do not show."""
 
 _LOOKS_LIKE_A_NUMBER = re.compile(r"\s*[-+]?\d+([.,]\d+)*\s*")
 
@@ -68,7 +68,8 @@ class CsvFile:
 
     path: Path
     format: CsvFormat
-    assumed: tuple[str, ...] = ()  # what is not the plain default and was not given, in words
+    # Assumptions about the format, in words: values that were detected and are not the default.
+    assumed: tuple[str, ...] = ()
 
     @classmethod
     def detect(
@@ -144,8 +145,8 @@ def detect_encoding(path: Path) -> str:
     with path.open("rb") as file:
         head = file.read(4096)
         if b"\0" in head:
-            # Characters of Western languages have a zero byte: the second one if little bytes come
-            # first.
+            # In UTF-16, characters of Western languages have a zero byte: the second byte if the
+            # order is little-endian.
             return "utf-16-le" if head[1::2].count(0) > head[::2].count(0) else "utf-16-be"
         file.seek(0)
         if _is_utf_8(iter(lambda: file.read(_CHUNK_BYTES), b"")):

@@ -94,7 +94,7 @@ R9:
     0000000000 0000000000 2332331332 2332331332 2303000210 2303000210
     0112303201 0112303201 1112333223 1112333223 1112333223
 """
-"""A row of ten digits for each time step: change points for which the authors ran their code."""
+"""Rows of ten digits, one for each time step: the change points of the authors' experiments."""
 
 
 def _parse_patterns(text: str) -> dict[str, Concepts]:
@@ -167,26 +167,28 @@ class Drift:
     Parameters
     ----------
     rounds
-        First round of each stage but the first, from 2 on, ascending.
+        First round of each stage after the first, from 2 on, ascending.
     kind
-        ``replace``: training and validation data of a stage replace those of the stages before.
-        ``accumulate``: clients keep them, with the labels and views of their stage. In both cases
-        clients are tested on the data of the current stage alone.
+        ``replace``: training and validation data of a stage replace the data of the stages before.
+        ``accumulate``: clients also keep the earlier data, with the labels and views of its stage.
+        In both cases clients are tested only on the data of the current stage.
     examples
-        ``new``: every stage has a part of a client's training examples of its own, all of equal
-        size. ``same``: a client keeps its examples, and only sees them as its true cluster does.
+        ``new``: a client's training examples are divided into parts, one for each stage, whose
+        sizes differ by at most one. ``same``: a client has the same examples in all stages, and
+        sees them by the view of its true cluster.
     share
         Fraction of the clients that move to another true cluster at each stage, drawn again for
-        each: in [0, 1], and at least one client unless it is 0; by default 0.5. With ``anew`` every
-        client draws its cluster from all, which may be the same as before. Newcomers move likewise.
+        each stage: in [0, 1], and at least one client unless it is 0; by default 0.5. With ``anew``
+        every client draws its cluster from all clusters, so that it may stay. Newcomers move in the
+        same way.
     pattern
-        In place of ``share``, the true cluster of each client in each stage: a name of FedDrift's,
-        ``A`` to ``F``, ``W`` to ``Z``, ``R0`` to ``R9``, or a list with a row for each stage. Rows
-        of fewer clients are repeated.
+        True cluster of each client in each stage, as an alternative to ``share``: the name of a
+        pattern of FedDrift (``A`` to ``F``, ``W`` to ``Z``, ``R0`` to ``R9``), or a list with a row
+        for each stage. Rows of fewer clients are repeated.
     test
-        Views by which a stage is tested. ``now``: those of the stage. ``next``: those of the next
-        stage, as in FedDrift, and in the last stage those of the pattern's next row, if there is
-        one. ``seen``: for all stages those of one stage, drawn for each client.
+        Views by which a stage is tested. ``now``: the views of the stage. ``next``: the views of
+        the next stage, as in FedDrift; in the last stage, the views of the pattern's next row, if
+        there is one. ``seen``: for all stages the views of one stage, drawn for each client.
 
     Raises
     ------
@@ -427,7 +429,7 @@ def _share_unchanged(before: Clients, now: Clients) -> Clients:
 
 
 def _has_same_data(old: ClientData, new: ClientData) -> bool:
-    """Return whether a client has the same examples in two stages and sees them alike."""
+    """Return whether a client has the same examples in two stages, and the same view of them."""
     if old.label_map is not new.label_map or old.quarter_turns != new.quarter_turns:
         return False
     return all(

@@ -360,9 +360,9 @@ class Federation(Displayed):
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of all that training depends on.
+        """SHA-256 of everything on which training depends.
 
-        These are the examples, and for each client its examples and the way it sees them.
+        It covers the examples, and for each client its examples and its view of them.
         """
         digest = hashlib.sha256()
         if self.pool.digest is not None:
@@ -386,25 +386,7 @@ class Federation(Displayed):
         return digest.hexdigest()
 
     def examples(self, client: int, split: Split) -> tuple[Tensor, Tensor]:
-        """Return the examples of one client in one split, as it sees them.
-
-        Parameters
-        ----------
-        client
-            Id of the client.
-        split
-            ``train``, ``validation`` or ``test``.
-
-        Returns
-        -------
-        tuple
-            Inputs ``[n, ...]``, and targets ``[n]`` or ``[n, T]``.
-
-        Raises
-        ------
-        DataError
-            If there is no such client or split.
-        """
+        """Return the examples of one client in one split, as the client sees them."""
         if not isinstance(split, str) or split not in get_args(Split):  # pyright: ignore[reportUnnecessaryIsInstance]
             splits = ", ".join(get_args(Split))
             raise DataError(f"split should be one of {splits}, got {shown(split)}")
@@ -415,7 +397,7 @@ class Federation(Displayed):
 
 
 def _add_client(digest: Any, client: ClientData) -> None:
-    """Add a client's examples, and the way it sees them, to a digest."""
+    """Add a client's examples, and its view of them, to a digest."""
     labels = None if client.label_map is None else client.label_map.tolist()
     fields = [client.id, client.key, client.quarter_turns, labels]
     digest.update(json.dumps(fields).encode())

@@ -392,7 +392,8 @@ class TableSource(DataSource):
     true_clusters
         True cluster of each client by its name, if known.
     schema
-        The schema that the user declares, if any. Its inputs are used unless ``choice`` names some.
+        The schema that the user declares, if any. Its inputs are used unless ``choice`` names
+        inputs.
     key
         Number of the first client for its random draws.
     """

@@ -19,8 +19,8 @@ from fedclade.data.arrays import Arrays, load_cached, stamp_files
 from fedclade.data.pool import Pool
 from fedclade.data.tables import LeafFiles, find_leaf, open_tables, read_leaf, to_labels
 
-# Synthetic(α, β): clients whose models and inputs differ by two knobs (Li et al. 2018,
-# arXiv:1812.06127, 5.1).
+# Synthetic(α, β): clients with different models and inputs, as set by two parameters (Li et al.
+# 2018, arXiv:1812.06127, 5.1).
 
 FEATURES = 60
 LABELS = 10
@@ -105,7 +105,8 @@ def _draw_client(
     v = draw.normal(B, 1, FEATURES)
     deviations = np.arange(1, FEATURES + 1) ** (-1.2 / 2)
     x = draw.normal(v, deviations, (samples, FEATURES))
-    return x.astype(np.float32), np.argmax(x @ W.T + b, axis=1)  # the softmax keeps the order
+    # Softmax is monotonic, so the argmax needs no softmax.
+    return x.astype(np.float32), np.argmax(x @ W.T + b, axis=1)
 
 
 FEMNIST_LABELS = 62  # ten digits, 26 capital and 26 small letters
@@ -139,7 +140,7 @@ def _build_digits() -> Arrays:
     data: Any = bundled()
     pixels = np.round(data.images * (255 / 16)).astype(
         np.uint8
-    )  # scikit-learn counts ink from 0 to 16
+    )  # scikit-learn's grey levels are from 0 to 16
     y = data.target.astype(np.int64)
     train, test = train_test_split(np.arange(len(y)), test_size=0.2, stratify=y, random_state=0)
     return {"x": pixels[:, None], "y": y, "train": np.sort(train), "test": np.sort(test)}
@@ -256,7 +257,7 @@ def _decode_images(
             KeyError,
             TypeError,
             ValueError,
-        ) as error:  # Pillow has no class for its own
+        ) as error:  # Pillow has no class for its own errors
             raise DataError(
                 f"{where}: cannot decode column {column!r} in row {row}: {error}"
             ) from error

@@ -57,12 +57,12 @@ def load_federation(
 ) -> Federation:
     """Build a federation: load the data, partition it, and apply a shift to each true cluster.
 
-    A client's test data follows the distribution of its training data, and its shift. With an iid
+    A client's test data has the distribution of its training data, and the same shift. With an iid
     partition every client is tested on the source's whole test split (Sattler et al. 2019, eq. 53).
-    If clients differ in their labels, each is tested on test examples in the proportions of its own
-    labels. With partition ``natural``, or if the source has no test split, a client is tested on
-    examples of its own: those in the source's test split if every client has some there, else some
-    that it holds back, as with partition ``power_law``.
+    If clients differ in their labels, each client is tested on test examples in the proportions of
+    its own labels. With partition ``natural``, or if the source has no test split, a client is
+    tested on its own examples: its examples in the source's test split if every client has some
+    there, otherwise examples that it holds back, as with partition ``power_law``.
 
     Parameters
     ----------
@@ -70,49 +70,54 @@ def load_federation(
         One of :data:`~fedclade.data.SOURCES`, a :class:`~fedclade.data.Pool`, or a map-style torch
         data set of ``(x, label)`` pairs.
     clients
-        Number of clients. None, with partition ``natural`` only: all that the data knows.
+        Number of clients. None, with partition ``natural`` only: all owners in the data.
     samples_per_client
-        Largest number of examples of each client, including those that it holds back; None keeps
-        all.
+        Largest number of examples of each client, including examples that it holds back. None: no
+        limit.
     partition
-        One of :data:`~fedclade.data.PARTITIONS`, a package's, or ``module:function``.
+        One of :data:`~fedclade.data.PARTITIONS`, the name of an installed package's partition, or
+        ``module:function``.
     shift
-        One of :data:`~fedclade.data.SHIFTS`, a package's, or ``module:function``.
+        One of :data:`~fedclade.data.SHIFTS`, the name of an installed package's shift, or
+        ``module:function``.
     clusters
-        Number of true clusters, for a shift or for partition ``label_groups``; by default 4, or
-        fewer if there are not that many clients or, for ``label_groups``, labels. Otherwise 1 or
+        Number of true clusters, for a shift or for partition ``label_groups``. Default: 4, or the
+        number of clients or (for ``label_groups``) of labels if that is smaller. Otherwise 1 or
         None.
     validation_fraction
-        Part of each client's training examples that it sets aside as validation data, and then does
-        not train on, in [0, 1); if above 0, then at least one example, but not all of several.
+        Fraction, in [0, 1), of each client's training examples that it sets aside as validation
+        data and does not train on. If above 0, at least one example is set aside, but not all of
+        several.
     test_samples
         Largest number of test examples of each client; None: no limit.
     test_fraction
-        Part of its own examples that a client holds back for testing, in (0, 1), where it is tested
-        on these; None: a tenth with partition ``power_law``, as in Li et al. 2018, otherwise a
-        fifth.
+        Fraction, in (0, 1), of its own examples that a client holds back for testing, if it is
+        tested on its own examples. None: a tenth with partition ``power_law``, as in Li et al.
+        2018, otherwise a fifth.
     scaling
-        Of images: by mean and standard deviation of the ``source``; to the ``unit`` interval and no
-        further, as FL+HC has MNIST, by its threshold; or by mean and deviation of each ``pixel``
-        over all images of the source, as Li et al. 2018 and FedGroup have it.
+        Scaling of images. ``source``: by the source's mean and standard deviation. ``unit``: to the
+        unit interval and no further, as MNIST in FL+HC, judging by its threshold. ``pixel``: by
+        mean and standard deviation of each pixel over all images of the source, as in Li et al.
+        2018 and FedGroup.
     augment
-        A function that the inputs of every training batch go through, or its ``module:function``;
-        see :class:`Federation`.
+        Function of the inputs of every training batch, or its ``module:function``; see
+        :class:`Federation`.
     drift
         Change of the clients' data during a run, a :class:`~fedclade.data.Drift` or its fields; no
         change by default.
     views
-        Whether the true clusters of a shift share the source's training examples between them, in
-        ``parts``, or ``each`` has all of them, as in IFCA's rotated MNIST (Ghosh et al. 2020), for
-        equally many clients.
+        ``parts``: the true clusters of a shift divide the source's training examples among them.
+        ``each``: every true cluster has all training examples, as in IFCA's rotated MNIST (Ghosh et
+        al. 2020), and all have the same number of clients.
     newcomers
-        Number of further clients, held back from training: ``Federation.newcomers``, spread evenly
-        over the true clusters. With ``samples_per_client`` they get what the others leave, whose
-        data is the same as without them; otherwise they are drawn from all.
+        Number of further clients, held back from training as ``Federation.newcomers`` and spread
+        evenly over the true clusters. With ``samples_per_client`` they get examples that the other
+        clients leave, so that the other clients' data does not change. Otherwise they are drawn
+        from all clients.
     newcomer_samples
-        Largest number of examples of each newcomer; by default that of the other clients.
+        Largest number of examples of each newcomer; by default the limit of the other clients.
     seed
-        The same seed gives the same federation.
+        Seed of all draws. The same seed gives the same federation.
     data_dir
         Folder with the data; see :func:`~fedclade.data.load_pool`.
     source_arguments, partition_arguments, shift_arguments
@@ -123,7 +128,7 @@ def load_federation(
     ConfigError
         If a name or an argument is unknown or a value is out of range.
     DataError
-        If the data is missing, unreadable, or cannot be partitioned like that.
+        If the data is missing, unreadable, or cannot be partitioned as specified.
     MissingExtraError
         If an optional package is needed and not installed.
     """
@@ -304,7 +309,7 @@ def _share_by_view(
     clusters: int,
     seed: int,
 ) -> tuple[Parts, list[int]]:
-    """Share all examples out once for each true cluster.
+    """Distribute all examples among the clients of each true cluster.
 
     Client i is the next client of cluster i mod ``clusters``.
     """

@@ -99,7 +99,7 @@ def merge_splits(pool: Pool) -> Pool:
 
 
 class _NotDrawnError(DataError):
-    """The partitioner of flwr-datasets gave up."""
+    """Error of a partitioner of flwr-datasets that found no valid partition."""
 
 
 def pathological(pool: Pool, clients: int, seed: int, *, labels_per_client: int = 2) -> Parts:
@@ -407,24 +407,26 @@ def _count_spare(available: int, clients: int, least: int, *, what: str, pool: P
 
 @dataclass(frozen=True)
 class Partition:
-    """One way to distribute examples over clients.
+    """Definition of a partition: a way to distribute examples over clients.
 
     Parameters
     ----------
     split
-        ``split(pool, clients, seed, **arguments)``; its keyword-only parameters are options.
+        Function ``split(pool, clients, seed, **arguments)``; its keyword-only parameters are
+        options.
     description
         Line for ``fedclade ls partitions``.
     whole
-        Whether the source's test split is distributed as well. With option ``tests = "own"`` it is
-        in any case.
+        Whether the source's test split is always distributed as well. With option ``tests = "own"``
+        it is distributed in any case.
     even
         Whether all clients get the same number of examples, so that each must have
         ``samples_per_client``.
     by_place
-        Whether clients differ by their place, so that newcomers are drawn from among all of them.
+        Whether the position of a client determines its data. Newcomers are then drawn from all
+        clients.
     check
-        Checks the range of some arguments, by name, before there is any data.
+        Function that checks the range of some arguments, by name, before data is loaded.
     """
 
     split: Callable[..., Parts]

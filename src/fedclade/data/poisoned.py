@@ -263,7 +263,7 @@ class LabelFlip:
         return cls(2 if pool.y.is_floating_point() else pool.outputs)
 
     def poisoned(self, x: Tensor, y: Tensor, draw: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """Return the same inputs, and flipped targets; ignored targets stay."""
+        """Return the same inputs and flipped targets; ignored targets do not change."""
         return x, torch.where(y == IGNORED, y, self.labels - 1 - y)
 
     def triggered(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -92,30 +92,30 @@ class Pool:
         The source's name, as in ``fedclade ls datasets``.
     x
         Inputs ``[N, ...]``: uint8 images ``[N, C, H, W]``, float32 features ``[N, F]`` or int64
-        tokens ``[N, T]``; a tensor or an array. Other floats and truth values become float32, other
-        whole numbers int64, which are cast for a model that does not take whole numbers; see
+        tokens ``[N, T]``; a tensor or an array. Other floats and truth values become float32. Other
+        whole numbers become int64, which are cast for a model that does not take whole numbers; see
         :meth:`with_inputs_as`.
     y
         Targets, of any type that can be converted without a loss. int64: labels ``[N]``
-        (``classification``), or the next token at each place ``[N, T]``, -100 where there is none
-        (``language``). float32: 0 or 1 ``[N]`` (``binary``) or ``[N, L]`` (``multilabel``); numbers
-        ``[N]`` or ``[N, k]`` (``regression``).
+        (``classification``), or the next token at each position ``[N, T]``, -100 without a next
+        token (``language``). float32: 0 or 1 ``[N]`` (``binary``) or ``[N, L]`` (``multilabel``);
+        numbers ``[N]`` or ``[N, k]`` (``regression``).
     groups
-        int64 ``[N]``, the groups of a partition by label: the label, for language data the topic, 0
-        if there is none.
+        Groups of a partition by label, int64 ``[N]``: the label; the topic for language data; 0 if
+        there are neither.
     train, test
-        Indices of the examples to train on and of the source's own test split. An empty ``test``
-        means that every client holds back a part of its own examples.
+        Indices of the training examples and of the source's own test split. An empty ``test`` means
+        that every client holds back a part of its own examples.
     outputs
         Number of outputs of a model: labels, the size of the vocabulary, 1, L, or k.
     task
         The task, one of :data:`~fedclade.core.TaskKind`.
     natural
-        ``[N]``, the owner of each example (writer, speaker, user), if the source knows it.
+        Owner of each example (writer, speaker, user), ``[N]``, if the source knows it.
     vocabulary
         The words of the tokens; empty for data that is not text.
     mean, std
-        Mean and standard deviation of the pixels in [0, 1]; uint8 images reach the model as ``(x /
+        Mean and standard deviation of the pixels in [0, 1]. uint8 images reach the model as ``(x /
         255 - mean) / std``.
     columns
         Names of the inputs and labels of a table, and the scaling of the inputs, for people.
@@ -123,8 +123,8 @@ class Pool:
     Raises
     ------
     DataError
-        If the arrays are not of one length or not of the right kind, an index or a label is out of
-        range, or the task is unknown.
+        If the arrays differ in length or have a wrong type, an index or a label is out of range, or
+        the task is unknown.
     """
 
     name: str
@@ -143,12 +143,12 @@ class Pool:
     digest: str | None = field(default=None, init=False)
     """SHA-256 of ``x`` and ``y`` if a file states it, so that they need not be read.
 
-    A pool that was changed has none.
+    None for a pool that was changed.
     """
     reopened: tuple[Callable[..., Pool], tuple[str, ...]] | None = field(
         default=None, init=False, repr=False
     )
-    """The call by which another process maps the same file."""
+    """Call by which another process maps the same file."""
 
     def __post_init__(self) -> None:
         if self.task not in get_args(TaskKind):

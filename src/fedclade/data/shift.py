@@ -29,19 +29,20 @@ from fedclade.data.view import (
 
 @dataclass(frozen=True)
 class Shift:
-    """One kind of shift.
+    """Definition of a shift.
 
     Parameters
     ----------
     views
-        ``views(pool, clusters, seed, **arguments)`` returns a :class:`View` for each cluster.
+        Function ``views(pool, clusters, seed, **arguments)`` that returns a :class:`View` for each
+        cluster.
     description
         Line for ``fedclade ls shifts``.
     of_clients
         Whether there is a view for each client: ``views(pool, clients, seed, ...)``. Clients with
         equal views are a cluster, and the user cannot choose ``clusters``.
     check
-        Checks the range of some arguments, by name, before there is any data.
+        Function that checks the range of some arguments, by name, before data is loaded.
     """
 
     views: Callable[..., list[View]]
@@ -121,7 +122,7 @@ def _label_permutation(pool: Pool, clusters: int, seed: int) -> list[View]:
     draw = rng.generator(seed, "label_permutation")
     maps: dict[
         tuple[int, ...], None
-    ] = {}  # a dict keeps the order of the draws, and each permutation once
+    ] = {}  # a dict preserves the order of the draws, and has each permutation once
     while len(maps) < clusters:
         maps[tuple(draw.permutation(labels).tolist())] = None
     return [View(label_map=torch.tensor(label_map)) for label_map in maps]
@@ -192,13 +193,8 @@ SHIFTS: Mapping[str, Shift] = MappingProxyType(
 def find_shift(name: object) -> Shift:
     """Return a shift by its name: one of :data:`SHIFTS`, a package's, or ``module:function``.
 
-    A user's own is a function ``views(pool, clusters, seed, *, ...)`` that returns a :class:`View`
-    for each cluster; what it takes by name is an option in ``[data]``.
-
-    Raises
-    ------
-    ConfigError
-        If the name is unknown, cannot be imported, or stands for something else.
+    A user's own shift is a function ``views(pool, clusters, seed, *, ...)`` that returns a
+    :class:`View` for each cluster. Its keyword-only parameters are options in ``[data]``.
     """
     return function_named(
         "shifts", name, SHIFTS, Shift, "a View for each cluster", ("pool", "clusters", "seed")

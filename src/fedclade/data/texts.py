@@ -51,7 +51,7 @@ def split_words(text: str) -> list[str]:
     """
     return [
         sys.intern(word) for word in _WORD.findall(text.lower())
-    ]  # a million tweets share their words' memory
+    ]  # a million tweets share the memory of their words
 
 
 def build_vocabulary(texts: Iterable[Sequence[str]], size: int) -> tuple[str, ...]:
@@ -95,10 +95,10 @@ def next_words(sequences: Sequence[Sequence[int]], length: int) -> tuple[Tokens,
 
 
 def cut_windows(sequence: list[T], length: int) -> list[list[T]]:
-    """Cut a sequence into runs of ``length`` targets, each from the last token of the one before.
+    """Cut a sequence into runs of ``length`` targets.
 
-    So every token but the first is a target exactly once. A sequence of fewer than two tokens has
-    no runs.
+    A run starts at the last token of the previous run, so every token but the first is a target
+    exactly once. A sequence of fewer than two tokens has no runs.
     """
     return [sequence[start : start + length + 1] for start in range(0, len(sequence) - 1, length)]
 
@@ -226,10 +226,10 @@ def _build_arrays(
 def with_vectors(pool: Pool, file: Path) -> Pool:
     """Replace the tokens ``[N, T]`` of a pool by their vectors, float32 ``[N, T, d]``.
 
-    A frozen embedding is the same for all clients and never changes, so it is looked up once here:
-    it takes part in no step, no message and no mean. Padding, and words without a vector, are
-    zeros. As in GloVe's files, each line of the file has a word and the numbers of its vector,
-    split by spaces.
+    A frozen embedding is the same for all clients and never changes, so vectors are looked up once
+    here. The embedding is then not part of any training step, message or mean. Padding, and words
+    without a vector, are zeros. As in GloVe's files, each line of the file has a word and the
+    numbers of its vector, separated by spaces.
     """
     embedding = read_vectors(file, pool.vocabulary)
     return replace(pool, x=torch.from_numpy(embedding)[pool.x], vocabulary=())
@@ -308,8 +308,8 @@ def load_tiny_shakespeare(
 ) -> Pool:
     """Return the tiny Shakespeare corpus by speaker, for next-word prediction, without tests.
 
-    All that a speaker says is one text, cut into sequences. The file is
-    ``tiny_shakespeare/input.txt``, with lines ``Speaker:`` above what they say.
+    All lines of a speaker are one text, cut into sequences. The file is
+    ``tiny_shakespeare/input.txt``, with a line ``Speaker:`` above each speech.
     """
     if data_dir is None:
         tables = open_hub("tiny_shakespeare")
@@ -376,7 +376,7 @@ def _read_ag_news(tables: Tables) -> Corpus:
     if tables.has("train"):
         return join([_read_ag_news_split(tables, split) for split in ("train", "test")])
     whole = _read_ag_news_split(tables, "test")
-    # What is held out is the same in every run: this seed is not the user's.
+    # The test examples are the same in every run: this seed is not the user's.
     order = rng.generator(0, "ag_news held out").permutation(len(whole.texts))
     train = len(order) - max(1, round(HELD_OUT_FRACTION * len(order)))
     return Corpus([whole.texts[row] for row in order], whole.labels[order], train)
@@ -388,7 +388,7 @@ def _read_ag_news_split(tables: Tables, split: str) -> Corpus:
     texts = [split_words(text) for text in to_texts(columns["text"], tables.where(split), "text")]
     long_enough = [
         row for row, words in enumerate(texts) if len(words) >= 2
-    ]  # one word alone has no next one
+    ]  # a single word has no next word
     return Corpus([texts[row] for row in long_enough], labels[long_enough], len(long_enough))
 
 
@@ -406,7 +406,8 @@ def _read_text_file(file: Path) -> str:
 
 def _read_hub_text(tables: HubTables) -> str:
     texts: list[str] = []
-    for split in ("train", "validation", "test"):  # three runs of the one text
+    # The three splits are consecutive parts of one text.
+    for split in ("train", "validation", "test"):
         if tables.has(split):
             texts += to_texts(tables.read(split, ["text"])["text"], tables.where(split), "text")
     return "".join(texts)
@@ -473,7 +474,7 @@ def _read_sent140_leaf(leaf: LeafFiles) -> Corpus:
                     f"{where}: x should be [id, date, query, user, text, ...] for each tweet, got "
                     f"{x!r}"
                 )
-        # LEAF writes positive as 1 where Sentiment140 itself writes 4.
+        # LEAF encodes positive as 1, Sentiment140 itself as 4.
         sentiments = [POSITIVE if y == 1 else y for y in examples.y]
         texts = to_texts([x[LEAF_TEXT] for x in examples.x], where, "x")
         parts.append(_select_tweets(texts, examples.users, sentiments, where=where, column="y"))

@@ -34,15 +34,15 @@ from fedclade.data.cell_values import (
 from fedclade.data.columns import Sheet, Table
 
 FEW_TEXTS = 10
-"""Different texts of a column that are categories, however few rows there are."""
+"""Number of different texts up to which a column is categories, however few rows it has."""
 
 MANY_CATEGORIES = 50
-"""A column that becomes more columns than this is reported."""
+"""Columns that are encoded as more than this number of columns are reported."""
 
 MOST_STEPS = 0.95
-"""Share of the rows, from one to the next of which a column that numbers rows grows by 1.
+"""Share of steps of +1 between consecutive rows from which on a column is a row number.
 
-It may begin again with each client.
+The numbers may begin again with each client.
 """
 
 _INDEX_NAME = re.compile(r"|Unnamed: \d+|__index_level_\d+__")
@@ -171,14 +171,14 @@ class _TextColumn:
 
     @property
     def witness(self) -> Reading | None:
-        """The only possible reading, which decides for other columns; None if there are several."""
+        """The only possible reading, which also decides for other columns; None if not unique."""
         if len(self.readings) == 1:
             return self.readings[0]
         return None
 
     @property
     def decided(self) -> Reading | None:
-        """The reading, if it is the only one or all have the same values; else None."""
+        """The reading if it is the only one, or if all readings have the same values; else None."""
         first, *others = self.readings
         if all(first.values.equals(other.values) for other in others):
             return first
@@ -186,7 +186,7 @@ class _TextColumn:
 
     @property
     def may_have_decimal_commas(self) -> bool:
-        """Whether a comma may be the decimal mark, and that makes a difference."""
+        """Whether a comma may be the decimal mark, and this changes the values."""
         notations = [reading.notation for reading in self.readings]
         return "," in notations and (len(notations) == 1 or self.decided is None)
 
@@ -211,7 +211,7 @@ class _TextColumn:
 
 
 def is_text(column: Any) -> bool:
-    """Return whether an Arrow column holds texts that are no declared categories."""
+    """Return whether an Arrow column has texts that are not declared categories."""
     import pyarrow.types as types
 
     return (
@@ -357,11 +357,11 @@ def _check_given_notation(column: _TextColumn, sheet: Sheet, notation: Notation)
 def _reread_numbers(
     sheets: Sequence[Sheet], texts: Sequence[_TextColumn], roles: ColumnRoles, notation: Notation
 ) -> list[_TextColumn]:
-    """Return the texts of columns of numbers in which a point may separate thousands.
+    """Return the text columns of numbers in which a point may separate thousands.
 
-    That is in files with a number that may have a decimal comma, and in all files with the same
-    separator, unless it is a comma; and where cells are separated by semicolons, as countries with
-    decimal commas do.
+    Such columns are in tables with a number that may have a decimal comma, and in all tables with
+    the same cell separator, unless it is a comma. They are also in tables with semicolons between
+    cells, as written in countries with decimal commas.
     """
     with_commas = {column.sheet for column in texts if column.may_have_decimal_commas}
     separators = {_get_separator(sheets[number]) for number in with_commas} - {","} | {";"}
@@ -407,9 +407,10 @@ def _get_separator(sheet: Sheet) -> str | None:
 
 
 def _leave_out_codes(sheets: Sequence[Sheet], columns: Sequence[_TextColumn]) -> list[_TextColumn]:
-    """Leave out columns of whole numbers that a data frame or a Parquet file has as texts.
+    """Leave out text columns of whole numbers in a data frame or a Parquet file.
 
-    There somebody chose texts, so these are codes of categories.
+    These formats have types, so a text column was chosen on purpose, and its numbers are codes of
+    categories.
     """
     in_marks = {
         column.name
@@ -464,7 +465,7 @@ def _report_ambiguous(sheet: Sheet, column: _TextColumn) -> DataError:
 
 
 def _convert_dates(sheet: Sheet, roles: ColumnRoles, report: Report) -> Sheet:
-    """Replace dates and times that are typed as such by numbers."""
+    """Replace columns of the types date and time by numbers."""
     import pyarrow.types as types
 
     table = sheet.table
@@ -553,7 +554,7 @@ def _find_text(sheets: Sequence[Sheet], name: str, text: str) -> tuple[str, int]
 
 
 def _check_marks(unique: Any, what: str) -> None:
-    """Refuse numbers of which some have a decimal point, and some a decimal comma."""
+    """Refuse columns in which some numbers have a decimal point and others a decimal comma."""
     with_point, with_comma = (
         are_numbers(unique, mark).to_numpy(zero_copy_only=False) for mark in DECIMAL_MARKS
     )

@@ -1,4 +1,4 @@
-"""Federations of clients that each bring data of their own."""
+"""Federations of clients with data of their own."""
 
 from __future__ import annotations
 
@@ -48,17 +48,18 @@ def pool_from_torch(
 ) -> Pool:
     """Read a map-style torch data set of pairs ``(x, y)`` into a pool.
 
-    Every example is read once. A random transform is frozen by that, which is warned of.
+    Every example is read once. A random transform is therefore applied only once; a warning reports
+    this.
 
     Parameters
     ----------
     dataset
-        Examples to train on. All ``x`` are tensors or arrays of one shape: bytes become uint8
-        images (scaled to [0, 1] on the way to the model), other whole numbers int64 tokens, the
-        rest float32. Labels may be whole numbers of any type; for the targets of other tasks see
+        Examples to train on. All ``x`` are tensors or arrays of one shape. Bytes become uint8
+        images (scaled to [0, 1] as input of the model), other whole numbers int64 tokens, the rest
+        float32. Labels may be whole numbers of any type; for the targets of other tasks see
         :class:`Pool`.
     test
-        Examples to test on; None lets every client hold back a part of its own examples.
+        Examples to test on. None: every client holds back a part of its own examples.
     name
         Name of the data.
     task
@@ -71,8 +72,8 @@ def pool_from_torch(
     ConfigError
         If ``inputs_are`` is unknown.
     DataError
-        If there are no examples, they are not pairs, inputs differ in shape or kind, or a target is
-        not as the task has it, such as a label that is no whole number ≥ 0.
+        If there are no examples, they are not pairs, inputs differ in shape or kind, or a target
+        does not fit the task, such as a label that is not a whole number ≥ 0.
     """
     given = {f"data set {name!r}": dataset}
     if test is not None:
@@ -193,28 +194,29 @@ class OwnOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class OwnSettings:
-    """Preparation of the examples that clients bring.
+    """Preparation of the examples of clients with data of their own.
 
     Parameters
     ----------
     test_fraction, validation_fraction
-        Part of its training examples that a client sets aside, where it brings no test or
-        validation data.
+        Fractions of its training examples that a client sets aside for testing and validation, if
+        it has no test or validation data.
     samples_per_client
-        Largest number of training examples of each client, including those that it sets aside.
+        Largest number of training examples of each client, including examples that it sets aside.
     standardize
-        Scale each column of inputs ``[N, F]`` by mean and deviation of the training examples: each
-        ``client`` by its own, or all alike by those of the whole federation (``federated``), from
-        sums that clients could send. Columns that are 0 or 1 everywhere stay.
+        Scaling of each column of inputs ``[N, F]`` by mean and standard deviation of training
+        examples. ``client``: each client by its own examples. ``federated``: all clients by the
+        examples of the whole federation, from sums that clients could send. Columns in which all
+        values are 0 or 1 are not scaled.
     augment
-        A function of a batch of inputs, or its ``module:function``; see :class:`Federation`.
+        Function of a batch of inputs, or its ``module:function``; see :class:`Federation`.
     max_words, vocabulary_size
-        Texts are cut or filled up to so many words, of the most frequent ones in the training
-        texts; as int64 tokens.
+        Length in words to which texts are cut or filled up, and number of words of the vocabulary:
+        the most frequent words in the training texts. Texts become int64 tokens.
     inputs_are
-        ``tokens``, such as of text, which become int64; ``numbers``, which become float32;
-        ``auto``: bytes are pixels, and other whole numbers are tokens if the model takes whole
-        numbers (its first layer is an embedding).
+        ``tokens``, such as words, which become int64. ``numbers``, which become float32. ``auto``:
+        bytes are pixels, and other whole numbers are tokens if the model takes whole numbers (its
+        first layer is an embedding).
     newcomers, newcomer_samples
         Number of clients, drawn at random, that are held back from training, and the largest number
         of examples of each.
@@ -291,18 +293,19 @@ def federation(
     schema: DataSchema | str | Path | None = None,
     **options: Unpack[OwnOptions],
 ) -> Federation:
-    """Build a federation of clients that each bring data of their own.
+    """Build a federation of clients with data of their own.
 
     Parameters
     ----------
     clients
-        By name: ``(train, test)`` or ``(train, validation, test)``, or ``train`` alone. Each is a
-        map-style torch data set of pairs ``(x, y)``, or a pair ``(x, y)`` of arrays or tensors,
-        ``x`` perhaps a list of texts. Where there is no test data, or it is None, a client holds
-        back some of its training examples.
+        Data of each client by its name: ``(train, test)`` or ``(train, validation, test)``, or
+        ``train`` alone. Each is a map-style torch data set of pairs ``(x, y)``, or a pair ``(x,
+        y)`` of arrays or tensors; ``x`` may be a list of texts. Without test data, or if it is
+        None, a client holds back some of its training examples.
     task
-        The task. If left out: whole numbers are labels (``classification``), other
-        numbers those of a ``regression``; ``binary`` and ``multilabel`` have to be said.
+        The task. If left out: ``classification`` if targets are whole numbers, which are the
+        labels, and ``regression`` for other numbers. ``binary`` and ``multilabel`` have to be
+        specified.
     name
         Name of the data, for people.
     labels
@@ -311,8 +314,8 @@ def federation(
         True cluster of each client by its name, if known; for scoring only.
     schema
         For texts: a :class:`DataSchema` with the words of the vocabulary, or the path of a JSON
-        file with one. By default, the words of the training texts. Over a network all clients then
-        agree on one vocabulary.
+        file with one. By default, the words of the training texts are used, and over a network all
+        clients agree on one vocabulary.
     **options
         Fields of :class:`~fedclade.data.OwnSettings`, such as ``standardize="federated"``.
 
@@ -321,7 +324,8 @@ def federation(
     ConfigError
         If a setting is out of range, or the task is neither given nor clear from the targets.
     DataError
-        If a client's data cannot be read, does not look like that of the others, or is too little.
+        If a client's data cannot be read, differs in shape or type from the other clients' data, or
+        is too little.
 
     Examples
     --------

@@ -29,7 +29,10 @@ CITATIONS: Mapping[str, Sequence[str]] = {
     "cnn": ("briggs2020flhc",),
     "cifar_cnn": ("sattler2021cfl",),
 }
-"""Keys in ``citations.bib`` of data sets, partitions, shifts and models by name; a method's record has its own."""
+"""Keys in ``citations.bib`` by name of a data set, partition, shift or model.
+
+The record of a method contains its own keys.
+"""
 
 
 def cite_name(name: str) -> str:

@@ -54,7 +54,7 @@ CONTRAST = 4.0
 
 
 def palette(*, night: bool) -> dict[str, str]:
-    """Return all colours by name, with those of clusters, ``c0``, and of true clusters, ``t0``."""
+    """Return all colours by name, including clusters (``c0``) and true clusters (``t0``)."""
     base = NIGHT if night else DAY
     colours = dict(base)
     for i, colour in enumerate(style.CLUSTERS):
@@ -127,7 +127,7 @@ class ClusterColours:
 
     @property
     def crowded(self) -> bool:
-        """Whether there are more clusters than colours."""
+        """Whether the run has more clusters than there are colours."""
         return len(self.leaves) > len(style.CLUSTERS)
 
     @cached_property

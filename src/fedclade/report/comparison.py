@@ -52,9 +52,9 @@ HEADING_WIDTH = 9
 class Comparison(ComparisonFiles):
     """Configurations in a table, with 95 % intervals over seeds.
 
-    The gap closed of a run is measured between the FedAvg and the oracle run with the same seed,
-    data and model, those of the first configurations that have them. If one of them is missing, or
-    the oracle is not better, there is no gap.
+    The gap closed by a run is measured between the FedAvg run and the oracle run with the same
+    seed, data and model. If several configurations have such runs, the first one counts. Without
+    FedAvg or oracle run, or if the oracle is not better, there is no gap.
 
     Parameters
     ----------

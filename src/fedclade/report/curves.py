@@ -100,7 +100,8 @@ class Merges:
         """Indices of the clients from left to right."""
         order: list[int] = []
         pending = [len(self.heights) - 1]
-        while pending:  # no recursion: single linkage makes chains as deep as there are clients
+        # No recursion: with single linkage, chains can be as deep as the number of clients.
+        while pending:
             cluster = pending.pop()
             if cluster < self.m:
                 order.append(cluster)

@@ -11,7 +11,7 @@ from fedclade.report.score import Score, Scored
 from fedclade.tasks import mean_and_interval
 
 BASELINES = ("fedavg", "local", "oracle")
-"""Algorithms that others are compared with."""
+"""Algorithms with which other algorithms are compared."""
 
 CHOSEN = (
     "Chosen round: test score of the round that is best on validation data; all other numbers are "
@@ -115,7 +115,7 @@ class ComparisonRow:
     def estimates(self) -> dict[str, Estimate | None]:
         """All numbers by their names in files.
 
-        Those of a chosen round and of adversaries are included only if the runs have some.
+        Scores of a chosen round and of adversaries are included only if some runs have them.
         """
         (first, score), *others = self.scores.items()
         numbers: dict[str, Estimate | None] = {first: score, "worst10": self.worst10}

@@ -1,4 +1,4 @@
-"""How numbers are written for people."""
+"""Formats of numbers in reports."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 
 NONE = "–"
-"""Stands where there is no number."""
+"""Text for a missing number."""
 
 
 def number(value: float | None, digits: int = 2) -> str:
-    """Write a number with so many decimals.
+    """Write a number with a fixed number of decimals.
 
     >>> number(0.125), number(-0.3, 1), number(None), number(math.nan)
     ('0.12', '−0.3', '–', '–')
@@ -22,12 +22,14 @@ def number(value: float | None, digits: int = 2) -> str:
 
 
 def significant(value: float | None, like: float | None = None) -> str:
-    """Write a number with three significant digits, and very large or tiny ones with a power of ten.
+    """Write a number with three significant digits; very large or tiny ones as a power of ten.
 
-    With ``like`` it gets as many decimals as that number.
+    If ``like`` is given, the number has as many decimals as ``like`` would have.
 
-    >>> significant(0.03124), significant(-12.345), significant(12345.6), significant(3e-7), significant(None)
-    ('0.0312', '−12.3', '12346', '3e-07', '–')
+    >>> significant(0.03124), significant(-12.345), significant(12345.6)
+    ('0.0312', '−12.3', '12346')
+    >>> significant(3e-7), significant(None)
+    ('3e-07', '–')
     >>> significant(0.5, like=12.3)
     '0.5'
     """

@@ -1,8 +1,8 @@
 """Library-independent description of pictures: panels with marks, and colours by name.
 
 Pages draw pictures with Plotly (:mod:`fedclade.report.page.plot`), files with matplotlib
-(:mod:`fedclade.report.figures`). Colours are those of :mod:`fedclade.report.colours`; with an
-opacity they are written ``@accent/0.25``.
+(:mod:`fedclade.report.figures`). The names of colours are defined in
+:mod:`fedclade.report.colours`; with an opacity they are written ``@accent/0.25``.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Dots(Marked):
 
 @dataclass(frozen=True, kw_only=True)
 class Bars(Marked):
-    """Bars, stacked on those of earlier marks."""
+    """Bars, stacked on the bars of earlier marks."""
 
     colour: str
 
@@ -103,7 +103,7 @@ class HeatMap:
 
     values: NDArray[np.floating[Any]]
     names: Sequence[str]
-    """Names of the rows, which are also those of the columns."""
+    """Names of the rows, and also of the columns."""
     limit: float
     title: str
 

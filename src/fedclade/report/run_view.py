@@ -27,7 +27,7 @@ class Outcome:
     known: Mapping[int, Row]
     """Last row of each client that replied to any evaluation."""
     everybody: frozenset[int]
-    """All clients of the run, also those that never replied to an evaluation."""
+    """All clients of the run, including clients that never replied to an evaluation."""
     score: Score
 
     @classmethod
@@ -54,7 +54,7 @@ class Outcome:
         return str(client) if name == f"client-{client}" else name
 
     def mean_score(self, members: Iterable[int]) -> float | None:
-        """Return the mean score of those members that have one; None if none has."""
+        """Return the mean score of the members with a score; None if no member has one."""
         rows = [self.rows[client] for client in members if client in self.rows]
         scores = self.score.by_client(rows).values()
         return sum(scores) / len(scores) if scores else None
@@ -177,8 +177,9 @@ class RunView:
     def before(self) -> tuple[str, dict[int, float]] | None:
         """Label and scores for comparison: of the other run, or else of the root's model.
 
-        The scores of the root's model are those of the last evaluation in which a client was
-        evaluated with it that now has the model of another node. None without such a client.
+        The scores of the root's model are from the last evaluation in which the root's model was
+        evaluated on a client that now has the model of another node. None without such an
+        evaluation.
         """
         if self.against is not None:
             rows = Outcome.of(self.against).rows

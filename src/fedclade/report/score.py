@@ -207,7 +207,7 @@ def label_of(metric: str) -> str:
 
 
 def compared_by(summaries: Sequence[Mapping[str, Any]]) -> tuple[Score, ...]:
-    """Return all metrics of some runs, those that all runs have first."""
+    """Return all metrics of some runs, beginning with the metrics that all runs have."""
     scores: dict[Score, None] = {}
     for summary in summaries:
         scores.update(dict.fromkeys(Score.all_of(summary)))

@@ -1,4 +1,7 @@
-"""The look of all figures: colours, axes, split markers. The one place that needs matplotlib at run time."""
+"""Common style of figures: colours, axes, titles and legends.
+
+This is the only module of the report that needs matplotlib at run time.
+"""
 
 from __future__ import annotations
 
@@ -42,16 +45,19 @@ __all__ = [
 INK = "#222222"
 MUTED = "#6B6B6B"
 FAINT = "#DADADA"
-"""Text; secondary text, and clusters that are no more; grids and frames."""
+"""Colours of text; of secondary text and former clusters; and of grids and frames."""
 
 ACCENT = "#0072B2"
-"""Where one colour is enough."""
+"""Colour of figures that need only one."""
 
 CLUSTERS = (
     *("#0072B2", "#D55E00", "#44AA99", "#882255", "#E0A800"),
     *("#56B4E9", "#661100", "#332288", "#117733", "#CC6677"),
 )
-"""Colours of clusters, after Okabe and Ito and after Tol: apart for people with deuteranopia and protanopia too."""
+"""Colours of clusters, after Okabe and Ito and after Tol.
+
+They are also distinct for people with deuteranopia and protanopia.
+"""
 
 TRUTH = (
     "#BBCCEE",
@@ -65,21 +71,22 @@ TRUTH = (
     "#B9DCD2",
     "#F4D6E4",
 )
-"""Colours of true clusters: pale, so that nobody takes them for those of found ones."""
+"""Colours of true clusters, pale so that readers do not take them for the clusters of a run."""
 
 DPI = 150
 
 FEW_ROUNDS = 12
-"""Up to so many rounds every one has a tick and a dot."""
+"""Largest number of rounds with a tick and a dot for each round."""
 
 HEADER = 0.64
 """Inches above the panels for the title of a figure."""
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Return an empty figure of ``width`` by ``height`` inches that belongs to no window and no global state.
+    """Return an empty figure of ``width`` by ``height`` inches.
 
-    Above its panels there is room for what :func:`set_title` writes.
+    The figure belongs to no window and changes no global state of matplotlib. The layout leaves
+    room above the panels for the text of :func:`set_title`.
 
     Raises
     ------
@@ -96,20 +103,20 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def diverging_map() -> Colormap:
-    """Return blue over white to red, symmetric, with grey for what has no value."""
+    """Return a symmetric colour map from blue over white to red, with grey for missing values."""
     from matplotlib import colormaps
 
     return colormaps["RdBu_r"].with_extremes(bad="#E4E4E4")
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write a figure as a PNG file; one that is there is replaced in one go."""
+    """Write a figure as a PNG file; an existing file is replaced at once."""
     appear(path, lambda beside: figure.savefig(beside, dpi=DPI, format="png"))
     return path
 
 
 def set_title(figure: Figure, title: str, subtitle: str) -> None:
-    """Put what the figure shows, and of which run, above it at the left."""
+    """Write the title and the subtitle above the panels, at the left."""
     height = figure.get_figheight()
     figure.text(
         0.012,
@@ -127,7 +134,7 @@ def set_title(figure: Figure, title: str, subtitle: str) -> None:
 
 
 def plain(*panels: Axes) -> None:
-    """Keep of axes what helps to read a number: two sides, a faint grid, small ticks."""
+    """Reduce axes to two sides, a faint grid and small ticks, which help to read numbers."""
     for axes in panels:
         axes.spines[["top", "right"]].set_visible(False)
         axes.spines[["left", "bottom"]].set_color(FAINT)
@@ -138,7 +145,7 @@ def plain(*panels: Axes) -> None:
 
 
 def label(axes: Axes, *, x: str = "", y: str = "") -> None:
-    """Name the axes."""
+    """Set the titles of the axes."""
     if x:
         axes.set_xlabel(x, fontsize=10, color=INK)
     if y:
@@ -154,7 +161,10 @@ def percent_scale(axes: Axes, which: Literal["x", "y"] = "y") -> None:
 
 
 def log_scale(*panels: Axes) -> None:
-    """Make the y axis of panels that share it logarithmic, with plain numbers, unless there is a zero."""
+    """Make a shared y axis logarithmic, with plain numbers, unless there is a zero.
+
+    If the smallest value is not above zero, or all values are equal, the axis is not changed.
+    """
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     low = min(axes.dataLim.ymin for axes in panels)
@@ -180,7 +190,21 @@ def note(
     shift: tuple[float, float] = (0, 0),
     **look: Any,
 ) -> None:
-    """Write a small note into or beside a panel, ``shift`` points from a place in ``data`` or shares of the axes."""
+    """Write a small note into or next to a panel.
+
+    Parameters
+    ----------
+    axes, text
+        The panel, and the text.
+    place
+        Position of the note, in the coordinates ``x`` and ``y``.
+    x, y
+        Coordinates of the position: ``data``, or ``axes fraction`` for shares of the panel.
+    shift
+        Distance from the position, in points.
+    **look
+        Further options of ``Axes.annotate``.
+    """
     look = {"fontsize": 9, "color": MUTED, "va": "bottom", **look}
     axes.annotate(
         text, place, shift, xycoords=(x, y), textcoords="offset points", parse_math=False, **look
@@ -195,7 +219,7 @@ def handle(label: str, look: Mapping[str, Any]) -> Line2D:
 
 
 def legend_beside(axes: Axes, handles: Sequence[Line2D], title: str) -> None:
-    """Put the legend to the right of the axes, where it hides nothing."""
+    """Draw the legend to the right of the axes, so that it hides nothing."""
     legend = axes.legend(
         handles=handles,
         title=title,
@@ -214,7 +238,8 @@ def legend_beside(axes: Axes, handles: Sequence[Line2D], title: str) -> None:
 def color_bar(axes: Axes, image: AxesImage, name: str) -> None:
     """Fill a narrow panel with the colour scale of an image."""
     figure = image.get_figure(root=True)
-    assert figure is not None  # it has been drawn in one
+    # The image has been drawn in a figure.
+    assert figure is not None
     bar = figure.colorbar(image, cax=axes)
     axes.spines[:].set_visible(False)
     axes.tick_params(labelsize=9.5, color=FAINT, labelcolor=INK)

@@ -401,7 +401,7 @@ class SuiteComparison(ComparisonFiles):
         cells: Mapping[str, Sequence[str]],
         places: Sequence[int],
     ) -> Table:
-        """Return the overview of the scenarios at some places."""
+        """Return the overview of the scenarios at the given positions."""
         table = new_table(title, collapse_padding=True)
         table.add_column("config", no_wrap=True)
         for place in places:
@@ -591,7 +591,10 @@ def _divide_columns(
 
 
 def _rankable_score(score: Score, summary: Mapping[str, Any]) -> float | None:
-    """Return a run's mean score, higher being better; None if it has none or is the oracle's."""
+    """Return a run's mean score, negated if lower scores are better.
+
+    None if the run has no score or is the oracle's.
+    """
     if summary["algorithm"] == ORACLE or not score.is_of(summary):
         return None
     value = score.mean(summary)

@@ -128,7 +128,7 @@ CHECK_COLUMNS = (
 
 
 def decision_tables(run: Run) -> list[Table]:
-    """Return the tables of splits and checks; those without rows are left out."""
+    """Return the tables of splits and checks; tables without rows are left out."""
     tables: list[Table] = []
     if events_of(run.events, ClusterSplit, Rejected):
         tables.append(event_table(run))
@@ -222,7 +222,7 @@ def clusters_text(check: Check) -> str:
 
 
 def cluster_sizes(event: ClusterSplit | Check, limit: int = 12) -> str:
-    """Return the sizes of an event's clusters; of those beyond ``limit`` only the number."""
+    """Return the sizes of an event's clusters; beyond ``limit`` clusters, only their number."""
     sizes = [str(len(cluster)) for cluster in event.clusters[:limit]]
     n_hidden = len(event.clusters) - limit
     if n_hidden > 0:
@@ -339,7 +339,7 @@ def _join_numbers(values: Sequence[float | None]) -> str:
 # The summary of a run, its clusters and its tree.
 
 MAX_CLUSTERS = 40
-"""Number of clusters that are listed; of the rest only the number is shown."""
+"""Largest number of listed clusters; of the rest only the number is shown."""
 
 QUANTILES = {
     "min": "min",

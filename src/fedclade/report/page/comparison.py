@@ -28,7 +28,7 @@ REPORT = "report.html"
 """File name of a run's own page, in its folder."""
 
 BASELINE = "fedavg"
-"""Algorithm whose score the others are compared with, if it is among them."""
+"""Algorithm with whose score the others are compared, if it is among them."""
 
 LISTED = 25
 """Approximate number of rounds in a table."""

@@ -34,7 +34,7 @@ SIDE = 100
 """Rows of a drawn matrix; a matrix of more clients is drawn as means over neighbours."""
 
 MATRICES = 8
-"""Number of clusters whose matrix can be shown: the root first, then the largest."""
+"""Largest number of clusters with a matrix: the root first, then the largest clusters."""
 
 
 def similarity_section(view: RunView) -> Section | None:

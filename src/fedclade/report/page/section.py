@@ -78,7 +78,7 @@ class Section:
 
     @classmethod
     def of(cls, id_: str, caption: str, picture: Picture, tables: Sequence[Table]) -> Section:
-        """Return a section with one picture, whose title it has."""
+        """Return a section with one picture and the title of that picture."""
         figures = {"": draw(picture)}
         return cls(id_, picture.title, caption, figures, legend=picture.legend, tables=tables)
 

@@ -71,7 +71,7 @@ class Branch:
     thickness: float
     colour: str
     label: str
-    """Text after the id, if there is room for it."""
+    """Text after the id, if the space allows."""
     side: str
     """Anchor of the label: the bar's ``start``, ``end`` or ``middle``."""
     spoken: str
