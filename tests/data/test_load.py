@@ -384,3 +384,11 @@ def test_federations_that_cannot_be(clients: Any, clusters: Any, message: str) -
 def test_a_client_with_one_example_cannot_set_one_aside() -> None:
     with pytest.raises(DataError, match=r"client 0 .* has no training examples"):
         load_federation(clients=2, samples_per_client=1, validation_fraction=0.5)
+
+
+def test_arguments_of_a_partition_win_over_the_seed_of_the_run():
+    given = load_federation(clients=4, seed=0, partition_arguments={"seed": 3})
+    same = load_federation(clients=4, seed=0)
+    assert not all(
+        np.array_equal(given.by_id[client].train, same.by_id[client].train) for client in given.ids
+    )

@@ -312,7 +312,7 @@ def as_array(values: Any, what: str) -> NDArray[Any]:
     check_kind(values, what)
     try:
         if isinstance(values, Tensor):
-            values = values.detach().cpu()
+            return np.asarray(values.detach().cpu())
         return np.asarray(values)
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(
@@ -330,9 +330,9 @@ def _as_tensor(values: Any, what: str) -> Tensor:
     """Convert values to a tensor on the CPU; a DataError if that is not possible."""
     check_kind(values, what)
     try:
-        if not isinstance(values, Tensor) and hasattr(values, "__array__"):
-            values = np.asarray(values)
-        return torch.as_tensor(values).detach().cpu()
+        is_array = not isinstance(values, Tensor) and hasattr(values, "__array__")
+        array = np.asarray(values) if is_array else values
+        return torch.as_tensor(array).detach().cpu()
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(
             f"{what} should be a tensor or an array, got {type(values).__name__}: {error}"

@@ -246,6 +246,8 @@ class ClientTable(Sequence[ClientData]):
         Both have the same label maps, and arrays of the same kind.
         """
         parts: dict[str, Any] = {}
+        for split in get_args(Split):
+            parts[split] = self.split(split).join(others.split(split))
         for name in ("ids", "keys", "names", "view", "quarter_turns"):
             own = getattr(self, name)
             added = getattr(others, name)
@@ -257,8 +259,6 @@ class ClientTable(Sequence[ClientData]):
                 parts[name] = [*own, *added]
             else:
                 parts[name] = np.concatenate([own, added])
-        for split in get_args(Split):
-            parts[split] = self.split(split).join(others.split(split))
         return replace(self, **parts)
 
     def check(self, pool: Pool) -> None:

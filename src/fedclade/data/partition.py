@@ -664,15 +664,10 @@ def share_examples(
     DataError
         If the pool has too few examples.
     """
-
-    def run_partition(some: Pool, number: int | None, limit: int | None, **options: Any) -> Parts:
-        """Partition some examples among a number of clients, each with a limit."""
-        return partition_pool(
-            some, partition, clients=number, samples_per_client=limit, **options, **arguments
-        )
-
+    # Arguments of the caller win over these two, as they do in a call of the partition itself.
+    options: dict[str, Any] = {"samples_per_client": samples_per_client, "seed": seed, **arguments}
     if clients is None or newcomers == 0:
-        parts = run_partition(pool, clients, samples_per_client, seed=seed)
+        parts = partition_pool(pool, partition, clients=clients, **options)
         return parts, [*range(len(parts.indices))]
     if clients + newcomers > len(pool.x):
         raise DataError(
@@ -685,8 +680,8 @@ def share_examples(
         other_samples: dict[int, int] = {}
         if limit is not None:
             other_samples = dict.fromkeys(places[clients:], limit)
-        parts = run_partition(
-            pool, clients + newcomers, samples_per_client, other_samples=other_samples, seed=seed
+        parts = partition_pool(
+            pool, partition, clients=clients + newcomers, other_samples=other_samples, **options
         )
         names = None
         if parts.names is not None:
@@ -694,7 +689,7 @@ def share_examples(
         indices = [parts.indices[place] for place in places]
         return replace(parts, indices=indices, names=names), places
 
-    parts = run_partition(pool, clients, samples_per_client, seed=seed)
+    parts = partition_pool(pool, partition, clients=clients, **options)
     # Some partitions distribute the test split as well.
     taken = np.concatenate(parts.indices)
     left = replace(pool, train=np.setdiff1d(pool.train, taken), test=np.setdiff1d(pool.test, taken))
@@ -705,8 +700,8 @@ def share_examples(
             f"other clients leave {len(left.train)} of {pool.name}; ask for fewer newcomers, or "
             "for a smaller newcomers.samples_per_client or data.samples_per_client"
         )
-    newcomer_seed = rng.torch_seed(seed, "newcomers")
-    newcomer_parts = run_partition(left, newcomers, limit, seed=newcomer_seed)
+    options |= {"samples_per_client": limit, "seed": rng.torch_seed(seed, "newcomers")}
+    newcomer_parts = partition_pool(left, partition, clients=newcomers, **options)
     indices = [*parts.indices, *newcomer_parts.indices]
     return replace(parts, indices=indices), [*range(clients), *range(newcomers)]
 

@@ -132,9 +132,8 @@ def _read_arrays(pair: tuple[Any, Any], what: str) -> tuple[Tensor | list[str], 
     inputs = _read_inputs(x, f"inputs of {what}")
     check_kind(y, f"targets of {what}")
     try:
-        if not isinstance(y, Tensor):
-            y = np.asarray(y)
-        targets = torch.as_tensor(y)
+        array = y if isinstance(y, Tensor) else np.asarray(y)
+        targets = torch.as_tensor(array)
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(
             f"targets of {what} should be numbers, got {type(y).__name__}: {error}"

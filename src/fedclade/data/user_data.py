@@ -510,7 +510,8 @@ def build_federation(
     require(("newcomers.clients", settings.newcomers, trained >= 1, rule))
     order = rng.generator(settings.seed, "newcomers").permutation(count)
     newcomers = sorted(order[trained:].tolist())
-    places = [place for place in range(count) if place not in set(newcomers)] + newcomers
+    late = set(newcomers)
+    places = [place for place in range(count) if place not in late] + newcomers
     members: list[ClientData] = []
     for number, place in enumerate(places):
         limit = settings.samples_per_client

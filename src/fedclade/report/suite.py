@@ -97,8 +97,11 @@ class Ranks:
         names = list(self.mean)
         last_alike: list[int] = []
         for name in names:
-            bound = self.mean[name] + self.critical
-            alike = [i for i, other in enumerate(names) if self.mean[other] < bound]
+            alike = [
+                i
+                for i, other in enumerate(names)
+                if self.mean[other] - self.mean[name] < self.critical
+            ]
             last_alike.append(max(alike))
         groups: list[tuple[str, str]] = []
         for i, last in enumerate(last_alike):

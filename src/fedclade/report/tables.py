@@ -235,7 +235,8 @@ def criterion_text(criterion: tuple[str, float]) -> tuple[str, str]:
     key, value = criterion
     if key == "p_value":
         return "p-value", f"{value:.2g}"
-    return CRITERIA.get(key, key.replace("_", " ")), number(value)
+    name = key.removesuffix("_value").replace("_", " ")
+    return CRITERIA.get(key, name), number(value)
 
 
 def _describe_clustering(round_number: int, step: Clustered) -> str:
