@@ -57,7 +57,7 @@ from fedclade.training.stages import Stages, Trained
 from fedclade.training.store import PERSONAL, ClientStore, Start, WholeModels
 from fedclade.training.threads import threads_of_step, using_threads
 
-# Scaling of updates from parts of a client's data, where the loss on the part does not increase.
+# Scaling of updates from parts of a client's data, where that lowers the loss on the part.
 
 JUDGED = 256
 """Largest number of examples of a part by whose loss a scaled update is accepted."""
@@ -262,12 +262,12 @@ class SimulatedClients(Workers):
 
     @property
     def sizes(self) -> Mapping[int, int]:
-        """Number of training examples of each client, in the latest stage that a query was about."""
+        """Number of training examples of each client, in the latest stage of any query so far."""
         return self._stages.now.federation.sizes
 
     @property
     def kept(self) -> dict[int, dict[str, Tensor]]:
-        """Personal parameters ``[P]`` and models ``[F]`` that clients store now, by client and name."""
+        """Personal parameters ``[P]`` and models ``[F]`` that clients store, by client and name."""
         return self.whole.kept(self.ids)
 
     def handle_updates(self, query: UpdateQuery) -> Updates:

@@ -273,7 +273,7 @@ class Job:
 
 
 CLASSIFICATION = FittedTask()
-"""Default task of workloads: one object, since worker processes are reused only for the same task."""
+"""Default task of workloads. Worker processes are kept as long as the task is the same object."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -237,7 +237,7 @@ class Speeds:
     def rebalanced(
         self, work: Mapping[int, float], homes: Mapping[int, int]
     ) -> dict[int, int] | None:
-        """Return a new assignment of clients to actors, or None if it would not be clearly faster."""
+        """Return a new assignment of clients to actors, or None if it is not clearly faster."""
         if (speeds := self.known()) is None:
             return None
         self.examples.clear()
@@ -337,7 +337,7 @@ class RayClients(Workers):
 
     @property
     def engine_taken(self) -> str | None:
-        """Device kind and engine of the actors, on which rounding depends; None before the first round."""
+        """Device and engine of the actors, on which rounding depends; None before round 1."""
         return (
             None
             if self._resolved is None
@@ -361,7 +361,7 @@ class RayClients(Workers):
 
     @property
     def kept(self) -> dict[int, dict[str, Tensor]]:
-        """Personal parameters ``[P]`` and models ``[F]`` that clients store now, by client and name."""
+        """Personal parameters ``[P]`` and models ``[F]`` that clients store, by client and name."""
         return self._whole.kept(self.ids)
 
     def handle_updates(self, query: UpdateQuery) -> Updates:
@@ -388,7 +388,7 @@ class RayClients(Workers):
         return cast("R", self._asked(query))
 
     def _asked(self, query: Query[Any]) -> Any:
-        """Send a query to the actors, and parts of actors that die again; return the whole reply."""
+        """Send a query to the actors, and parts of dead actors again; return the merged reply."""
         cluster = self._pool.begun()
         if not self._homes:
             self._place(dealt(self._work, [1.0] * len(self._pool.slots), {}))
