@@ -116,7 +116,7 @@ class BatchRule:
     def train(
         self, engine: Engine, work: Workload, out: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Train the clients of a workload by an engine, and clients with too few examples by the loop.
+        """Train clients by an engine, and clients with fewer examples than it needs by the loop.
 
         See :meth:`fedclade.training.jobs.Engine.train`.
         """
@@ -204,7 +204,7 @@ def _keeps_statistics(layer: nn.Module) -> bool:
 
 
 def _remedy(module: nn.Module) -> str:
-    """Return advice if a layer normalises over the positions of an example that may have only one."""
+    """Return advice about a layer that normalises over positions where there may be only one."""
     for name, layer in module.named_modules():
         if isinstance(layer, nn.modules.instancenorm._InstanceNorm):  # pyright: ignore[reportPrivateUsage]
             return (

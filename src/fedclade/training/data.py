@@ -393,7 +393,7 @@ class ClientsData:
         return inputs[part], targets[part]
 
     def _copies_of(self, client: int) -> Indices:
-        """Number a client's training examples, ``[n]``; equal examples have the same number."""
+        """Return a number for each training example of a client, ``[n]``; copies have the same."""
         if client not in self._copies:
             numbers: dict[bytes, int] = {}
             pairs = zip(*(each.cpu().numpy() for each in self.of(client)), strict=True)

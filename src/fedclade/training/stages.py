@@ -113,7 +113,7 @@ class Stages:
     def _examples(
         self, client: int, this_round: Round, held: Held, rounds: Sequence[int] | None
     ) -> tuple[Tensor, Tensor]:
-        """Return the training examples of a client: of ``held``, or of some earlier rounds, concatenated.
+        """Return a client's training examples: of ``held``, or of several rounds, concatenated.
 
         Examples that are the same in several of the rounds occur once.
         """
