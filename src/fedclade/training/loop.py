@@ -1,4 +1,4 @@
-"""Reference engine: one client after another, one batch after another, as the papers describe it."""
+"""Reference engine: one client after another, one batch after another, as in the papers."""
 
 from __future__ import annotations
 
@@ -372,7 +372,7 @@ class _Gradients:
     def __call__(
         self, models: Tensor, places: Places, batch: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return gradients ``[1, D]``, losses ``[1]``, and a mask of entries with a gradient, ``[D]``."""
+        """Return gradients ``[1, D]``, losses ``[1]``, and which entries have a gradient ``[D]``."""
         work = self._work
         layout = self._layout
         module = self._work.module

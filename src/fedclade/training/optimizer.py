@@ -27,7 +27,7 @@ ELEMENT_WISE = frozenset(
         *(optim.RMSprop, optim.Adagrad, optim.Adadelta, optim.Rprop, optim.ASGD),
     }
 )
-"""Optimizers, by exact type, that treat each entry of a parameter independently of all other entries."""
+"""Optimizers, by exact type, that treat each entry of a parameter independently of other entries."""
 
 FUSED = frozenset({optim.SGD, optim.Adam, optim.AdamW, optim.Adagrad})
 """Optimizers that can take a step in one kernel on any device."""
@@ -35,7 +35,7 @@ FUSED = frozenset({optim.SGD, optim.Adam, optim.AdamW, optim.Adagrad})
 
 @dataclass(frozen=True)
 class LocalOptimizer:
-    """An optimizer and its settings, with the symbols of :class:`~fedclade.core.LocalTraining`.
+    """An optimizer and its settings, with the symbols of :class:`~fedclade.core.local.LocalTraining`.
 
     ``lr`` is the step size of the round.
     """
@@ -85,7 +85,7 @@ class LocalOptimizer:
 
     @property
     def carried(self) -> float:
-        """Factor of a gradient buffer at the next step, which makes it the momentum buffer; or 0."""
+        """Factor of a gradient buffer at the next step, which turns it into a momentum buffer."""
         return self.momentum if self.is_plain and self.clip_norm is None else 0.0
 
     @property
@@ -175,9 +175,9 @@ class LocalOptimizer:
             nn.utils.clip_grad_norm_(parameters, self.clip_norm)
 
     def scales(self, gradients: Iterable[Tensor]) -> Tensor | None:
-        """Return the factors ``[k]`` of clipping for gradients ``[k, ...]``, one tensor per parameter.
+        """Return the factors ``[k]`` of clipping; None if gradients are not clipped.
 
-        The result is None if gradients are not clipped.
+        ``gradients`` has a tensor ``[k, ...]`` for each parameter.
         """
         gradients = list(gradients)
         return (
@@ -202,7 +202,10 @@ class LocalOptimizer:
     def stepped(
         self, value: Tensor, gradient: Tensor, velocity: Tensor | None, scales: Tensor | None
     ) -> Tensor:
-        """Return the values after a step, as ``torch.func`` needs; only the velocity changes in place."""
+        """Return the values after a step, as needed by ``torch.func``.
+
+        Only the velocity changes in place.
+        """
         if scales is not None:
             gradient = gradient * per_client(scales, gradient)
         if self.weight_decay:
