@@ -35,7 +35,7 @@ losses depend. Buffers in the models are updated as the forward pass updates the
 """
 
 Named = dict[str, Tensor]
-"""Tensors of k clients during their training, ``[k, ...]`` each; ``w`` is the model they were sent."""
+"""Tensors ``[k, ...]`` of k clients during their training; ``w`` is the model that they were sent."""
 
 R = TypeVar("R", bound=LocalRule)
 
@@ -91,7 +91,10 @@ class RuleAtWork(ABC, Generic[R]):
         self.rule = rule
 
     def begin(self, models: Tensor, anchors: Tensor, kept: Sequence[Mapping[str, Tensor]]) -> Named:
-        """Return the clients' tensors before the first step, except ``w``, from their stored state."""
+        """Return the clients' tensors before the first step, except ``w``.
+
+        ``kept`` has the state that each client has stored.
+        """
         return {}
 
     @abstractmethod
@@ -326,7 +329,7 @@ def train_by_rule(
 
 
 def or_kept(first: Tensor, kept: Sequence[Mapping[str, Tensor]], name: str) -> Tensor:
-    """Return copies of a stored tensor of each client, or else of its row of ``first``, ``[k, ...]``."""
+    """Return a stored tensor of each client, or else its row of ``first``, copied, ``[k, ...]``."""
     return torch.stack(
         [mine[name].to(own) if name in mine else own for own, mine in zip(first, kept, strict=True)]
     )

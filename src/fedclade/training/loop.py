@@ -372,7 +372,7 @@ class _Gradients:
     def __call__(
         self, models: Tensor, places: Places, batch: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return gradients ``[1, D]``, losses ``[1]``, and which entries have a gradient ``[D]``."""
+        """Return gradients ``[1, D]``, losses ``[1]``, and a mask ``[D]`` of entries reached."""
         work = self._work
         layout = self._layout
         module = self._work.module

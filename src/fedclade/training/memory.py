@@ -26,7 +26,7 @@ SMALLEST = 2**30
 """Assumed memory in bytes of a machine that does not report its memory."""
 
 CACHE = 2**22
-"""Bytes of parameters that a thread of a CPU can process in every step without waiting for memory."""
+"""Bytes of parameters that a CPU thread can process in every step without waiting for memory."""
 
 RECEIVED = 2**25
 """Bytes of updates that a streaming run receives at a time on a CPU.
@@ -118,7 +118,7 @@ def clients_in_cache(hot: int, threads: int) -> int:
 
 
 def updates_at_once(size: int, device: torch.device, budget: int) -> int:
-    """Return the number of updates, of ``size`` bytes each, that a streaming run receives at a time.
+    """Return the number of updates of ``size`` bytes that a streaming run receives at a time.
 
     The updates, and copies of them on their way, must not use up the budget.
     """

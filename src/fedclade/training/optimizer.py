@@ -27,7 +27,7 @@ ELEMENT_WISE = frozenset(
         *(optim.RMSprop, optim.Adagrad, optim.Adadelta, optim.Rprop, optim.ASGD),
     }
 )
-"""Optimizers, by exact type, that treat each entry of a parameter independently of other entries."""
+"""Optimizers, by exact type, in which each entry of a parameter is independent of all others."""
 
 FUSED = frozenset({optim.SGD, optim.Adam, optim.AdamW, optim.Adagrad})
 """Optimizers that can take a step in one kernel on any device."""
@@ -35,7 +35,7 @@ FUSED = frozenset({optim.SGD, optim.Adam, optim.AdamW, optim.Adagrad})
 
 @dataclass(frozen=True)
 class LocalOptimizer:
-    """An optimizer and its settings, with the symbols of :class:`~fedclade.core.local.LocalTraining`.
+    """An optimizer, with the symbols of :class:`~fedclade.core.local.LocalTraining`.
 
     ``lr`` is the step size of the round.
     """
