@@ -35,7 +35,7 @@ losses depend. Buffers in the models are updated as the forward pass updates the
 """
 
 Named = dict[str, Tensor]
-"""Tensors ``[k, ...]`` of k clients during their training; ``w`` is the model that they were sent."""
+"""Tensors ``[k, ...]`` of k clients during their training; ``w`` is the model they were sent."""
 
 R = TypeVar("R", bound=LocalRule)
 

@@ -190,7 +190,7 @@ class Cluster:
         return len(ready) == len(refs)
 
     def has_room_for(self, count: int) -> bool:
-        """Return whether the nodes that are alive have the cores, and GPUs, for ``count`` actors."""
+        """Return whether the nodes that are alive have the cores and GPUs for ``count`` actors."""
         return sum(rooms_of(self._nodes(), self.room.cores, self.room.gpus)) >= count
 
     def end(self, actor: Any) -> None:
@@ -200,7 +200,7 @@ class Cluster:
 
     @property
     def deaths(self) -> tuple[type[Exception], ...]:
-        """Exceptions that are raised if an actor or its node has died, so that its reply is lost."""
+        """Exceptions raised if an actor or its node has died, so that its reply is lost."""
         errors = self.ray.exceptions
         return (
             errors.RayActorError,
@@ -271,7 +271,7 @@ def _signals_kept() -> Generator[None]:
 # The actors of a run: started at its first query, replaced if they die, and ended with the run.
 
 REPLACED_SECONDS = 60.0
-"""Seconds that the start of a replacement may take before other actors get a dead actor's clients."""
+"""Seconds in which a replacement must start; otherwise other actors get a dead actor's clients."""
 
 
 @dataclass(eq=False)
