@@ -82,7 +82,7 @@ def objection(engine: Engine, work: Workload, rounds: int = 1) -> str | None:
                 return None
         except CannotTrainTogether as reason:
             return str(reason)
-        except Exception as failure:  # whatever a user's forward raises
+        except Exception as failure:  # a user's forward may raise anything
             return f"{type(work.module).__name__} fails on clients together: {failure}"
         return (
             f"{type(work.module).__name__} gives other updates for clients together (relative "
@@ -157,7 +157,7 @@ def _in_float64(work: Workload) -> Workload:
     module = copy.deepcopy(work.module).double()
     # The module's current state may have diverged, so that other buffers would count as unsent.
     set_unsent_buffers(module, work.layout.unsent)
-    work.layout.set_training(module)  # checks leave modules in evaluation mode
+    work.layout.set_training(module)  # earlier checks leave modules in evaluation mode
     cast_inputs_to(module, torch.float64)
     layout = Layout.of(module)
     jobs = [

@@ -28,7 +28,7 @@ from fedclade.training.workers import WorkersEngine
 
 # Speeds of engines on this machine.
 #
-# On a CPU, CPU time is measured. From it follows the duration on a machine with no other work, since
+# On a CPU, CPU time is measured. From it follows the duration on a machine with no other work:
 # other work must not influence the choice. On a GPU, wall-clock time is measured.
 
 SECONDS = 0.6

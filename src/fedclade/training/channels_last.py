@@ -113,7 +113,8 @@ class _Step(Function):
         layer = ctx.layer
         of_outputs = grads[0].reshape(-1, weight.shape[0])
         rows = x.reshape(-1, weight.shape[1])
-        of_x = grads[0] @ weight if ctx.needs_input_grad[0] else None  # before the weight changes
+        # Computed before the weight changes: the fused step below writes to it.
+        of_x = grads[0] @ weight if ctx.needs_input_grad[0] else None
         of_bias = of_outputs.sum(0) if ctx.needs_input_grad[2] else None
         of_weight = None
         if layer.shared:

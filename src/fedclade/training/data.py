@@ -26,6 +26,15 @@ class SplitInputs:
     the inputs that only one client has are adjacent. Clients with the same indices and turns share
     a set of places.
 
+    Parameters
+    ----------
+    federation
+        The clients.
+    split
+        The split.
+    device
+        Device for the inputs.
+
     Attributes
     ----------
     set_of
@@ -104,7 +113,7 @@ class SplitInputs:
             )
 
     def targets(self, places: Indices) -> Tensor:
-        """Return the pool's targets at these places, ``[n]`` or ``[n, T]``, on the CPU."""
+        """Return the pool's targets at some places, ``[n]`` or ``[n, T]``, on the CPU."""
         return self._pool.y[torch.from_numpy(self._rows(places)[0])]
 
     def _rows(self, places: Indices) -> tuple[Indices, Indices]:

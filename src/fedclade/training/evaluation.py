@@ -168,11 +168,17 @@ class Traits:
         return cls(max(growth, four[0].numel()), counter.get_total_flops() / (4 + 2), mixes)
 
     def pass_size(self, entries: int) -> int:
-        """Return the largest size of a pass in which no tensor exceeds ``entries`` entries."""
+        """Return the largest size of a pass in which no tensor exceeds ``entries`` entries.
+
+        It is at least 1, and at most :data:`LARGEST_PASS`.
+        """
         return max(1, min(LARGEST_PASS, entries // self.entries))
 
     def threads(self, inputs: int) -> int:
-        """Return the number of threads that is fastest for a pass of ``inputs`` inputs."""
+        """Return the number of threads for a pass of ``inputs`` inputs.
+
+        It is 1 unless the pass has enough operations to be faster with all threads.
+        """
         return torch.get_num_threads() if inputs * self.operations >= WORTH_SHARING else 1
 
 
@@ -223,7 +229,7 @@ class Whole:
         return bool(self._metrics) or self._task.over_batch
 
     def keep(self, examples: Indices, outputs: Tensor, at: Tensor, seen: Tensor) -> None:
-        """Store the outputs for some examples; the parameters are those of :func:`score`."""
+        """Store the outputs for some examples, given the arguments of :func:`score`."""
         if self._is_needed:
             self._examples.append(examples)
             self._device = outputs.device
@@ -434,7 +440,19 @@ class Evaluator:
     def evaluate(
         self, query: EvaluationQuery, part: slice, models: Tensor, assignment: Sequence[int]
     ) -> Evaluation:
-        """Evaluate, for each client in a part of a query, its model: its row of ``[m, F]``."""
+        """Evaluate each client's model, for the clients in a part of a query.
+
+        Parameters
+        ----------
+        query
+            The evaluation query.
+        part
+            The part, as a slice of the query's clients.
+        models
+            Models ``[m, F]``.
+        assignment
+            Row of the model of each client in the part.
+        """
         ids = query.ids[part]
         split = query.split
         compares = query.compares

@@ -122,6 +122,6 @@ def _takes(module: nn.Module, inputs: Tensor, in_training: Layout | None = None)
             in_training.set_training(module)
         try:
             module(inputs)
-        except Exception:  # whatever a user's module raises
+        except Exception:  # a user's module may raise anything
             return False
     return True

@@ -61,7 +61,7 @@ def memory_bytes(memory: int | str) -> int:
         found := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", memory.strip())
     ):
         size = float(found[1]) * UNITS.get((found[2] or "B").upper(), 0)
-    if not 1 <= size < 2**63:  # of many digits it is infinite
+    if not 1 <= size < 2**63:  # a number of too many digits becomes infinity
         raise ConfigError(
             f"memory should be a size such as 2GB, 500MiB or a number of bytes, got {shown(memory)}"
         )
@@ -77,7 +77,7 @@ def default_memory(device: torch.device) -> int:
         return torch.cuda.get_device_properties(device).total_memory // SHARE
     try:
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # not on every system
+    except (AttributeError, ValueError, OSError):  # not available on every system
         total = SMALLEST
     with suppress(OSError, ValueError):  # not in a container, or no limit
         total = min(total, int(CGROUP_LIMIT.read_text()))
@@ -110,9 +110,10 @@ def hot_bytes(module: nn.Module, layout: Layout) -> int:
 
 
 def clients_in_cache(hot: int, threads: int) -> int:
-    """Return how many clients a CPU should train at the same time, given their :func:`hot_bytes`.
+    """Return the number of clients that a CPU should train at the same time, given their bytes.
 
-    With more clients, parameters are read from memory at each step.
+    ``hot`` is the number of :func:`hot_bytes` of a client. With more clients, parameters are read
+    from memory at each step.
     """
     return max(1, threads * CACHE // max(1, hot))
 
@@ -157,7 +158,21 @@ def bytes_per_client(module: nn.Module, layout: Layout, batch: Tensor, spec: Loc
 
 
 class Blocks:
-    """Splits clients into blocks that fit into memory; data and module are on one device."""
+    """Splits clients into blocks that fit into memory; data and module are on one device.
+
+    Parameters
+    ----------
+    federation
+        The clients.
+    module
+        The model's structure.
+    layout
+        Layout of the whole model.
+    stages
+        Data that is gathered, whose bytes are subtracted from the memory.
+    memory
+        Bytes that data and training may take.
+    """
 
     def __init__(
         self, federation: Federation, module: nn.Module, layout: Layout, stages: Stages, memory: int

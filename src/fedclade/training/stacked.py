@@ -22,7 +22,7 @@ from fedclade.training.stacking.stacked_parameter import BufferPool, ByExample
 from fedclade.training.threads import WORTH_SHARING_STACKED, threads_of_step, using_threads
 from fedclade.training.vmap import Samples
 
-# DP-SGD of all clients in one program: forward and backward passes are those of the stacked engine.
+# DP-SGD of all clients in one program, with the forward and backward passes of the stacked engine.
 #
 # Gradients are gathered example by example (:mod:`~fedclade.training.stacking.stacked_parameter`),
 # then clipped and summed before the optimizer uses them.
@@ -226,8 +226,7 @@ def _blocks(
     """Group the places of clients that train at the same time; on a CPU, as many as fit its cache.
 
     The largest clients come first, so that the clients that still train are always the first of
-    their block. Among clients of one size, those whose optimizers are equally advanced are
-    adjacent.
+    their block. Among clients of one size, clients with equally advanced optimizers are adjacent.
     """
     apart = [
         optimizer.apart(job.state) if optimizer.keeps_state and job.state else () for job in jobs
@@ -236,8 +235,8 @@ def _blocks(
     n = len(jobs)
     at_once = len(jobs)
     if device.type == "cpu":
-        # A step passes over parameters and gradients twice. It passes once over each state, and once
-        # over the intermediate results of an optimizer that takes several kernels.
+        # A step passes over parameters and gradients twice. It passes once over each state, and
+        # once over the intermediate results of an optimizer that takes several kernels.
         once = 0 if optimizer.is_plain else len(optimizer.states) + (not optimizer.has_kernel)
         at_once = clients_in_cache(stacked.hot_bytes * (4 + once) // 4, torch.get_num_threads())
     count = -(-n // at_once)

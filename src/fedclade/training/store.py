@@ -86,7 +86,17 @@ class ClientStore:
         return self._kept[client][-1].tensors if client in self._kept else {}
 
     def keep(self, number: int, client: int, tensors: Mapping[str, Tensor]) -> None:
-        """Store tensors of a client after a round; its tensors of other names stay unchanged."""
+        """Store tensors of a client after a round; its tensors of other names stay unchanged.
+
+        Parameters
+        ----------
+        number
+            Number of the round, from 1. If the round is repeated, its first results are replaced.
+        client
+            Id of the client.
+        tensors
+            Tensors by name; they are copied.
+        """
         before = self._before(number, client)
         kept = self._kept.get(client, ())
         of_round = kept[-1].tensors if kept and kept[-1].number == number else before.tensors
@@ -211,7 +221,7 @@ def _stored(name: str, key: str) -> str:
 class Start:
     """Models from which k clients start their local training."""
 
-    models: Tensor  #: ``[m, F]``
+    models: Tensor  #: whole models, ``[m, F]``
     rows: Sequence[int]  #: row of each client's model, ``[k]``
     #: row of the model to which each client's proximal term pulls, ``[k]``; None: its own row
     anchors: Sequence[int | None]
@@ -224,9 +234,18 @@ class Start:
 class WholeModels:
     """Assembles each client's whole model before training or evaluation, and splits it afterwards.
 
-    Personal parameters that a client has not trained yet are the ``initial`` ones ``[P]``, the same
-    for all clients. The proximal term pulls personal parameters to their values before the round,
-    and shared parameters to the anchor.
+    Personal parameters that a client has not trained yet are the ``initial`` ones, the same for all
+    clients. The proximal term pulls personal parameters to their values before the round, and
+    shared parameters to the anchor.
+
+    Parameters
+    ----------
+    layout
+        Layout of the shared and the personal part.
+    initial
+        Initial personal parameters, ``[P]``.
+    store
+        State that clients store between rounds.
     """
 
     def __init__(self, layout: Layout, initial: Tensor, store: ClientStore) -> None:
@@ -299,7 +318,7 @@ class WholeModels:
             name = OWN_MODEL
             now = start.models[: len(places)] + deltas
             if query.shares:
-                assert query.anchors is not None  # as such a query has
+                assert query.anchors is not None  # queries with ``shares`` have anchors
                 sent = (
                     self._layout.parted(now)[0]
                     - query.models[[query.anchors[place] for place in places]]

@@ -80,12 +80,12 @@ _operations: weakref.WeakKeyDictionary[nn.Module, dict[tuple[int, ...], int]] = 
 
 
 def cores() -> int:
-    """Return how many threads can run at the same time in this process, according to the system."""
+    """Return the number of threads that can run at once in this process, as the system reports."""
     try:
         count = len(os.sched_getaffinity(0))
-    except AttributeError:  # not on every system
+    except AttributeError:  # not available on every system
         count = os.cpu_count() or 1
-    with suppress(OSError, ValueError):  # no container, or no limit
+    with suppress(OSError, ValueError):  # not in a container, or no limit
         quota, period = map(int, CGROUP_QUOTA.read_text().split())
         count = min(count, max(1, quota // max(1, period)))
     return count

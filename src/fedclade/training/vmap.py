@@ -35,7 +35,7 @@ from fedclade.training.local_rules import train_by_rule
 from fedclade.training.optimizer import LocalOptimizer
 from fedclade.training.stacking.batches import joined
 
-# DP-SGD of all clients by ``torch.func``: the gradient of one example, mapped over examples and over
+# DP-SGD of all clients by ``torch.func``: the gradient of one example, mapped over examples and
 # clients.
 
 GRADIENTS_AT_A_TIME = 2**25

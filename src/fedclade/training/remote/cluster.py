@@ -284,7 +284,17 @@ class Slot:
 
 
 class ActorPool:
-    """Actors of a run, by slot number; a dead actor is replaced if the cluster has room."""
+    """Actors of a run, by slot number; a dead actor is replaced if the cluster has room.
+
+    Parameters
+    ----------
+    setup
+        Configuration that all actors share.
+    actors
+        Number and resources of the actors.
+    device
+        ``auto``, ``cpu`` or ``cuda``.
+    """
 
     def __init__(self, setup: Setup, actors: Actors, device: str) -> None:
         self._setup = setup

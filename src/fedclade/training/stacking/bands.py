@@ -70,7 +70,15 @@ class Bands:
                 rule.set_state(self._optimizer, self._named(band), state)
 
     def step(self, start: int, stop: int, scales: Tensor | None) -> None:
-        """Take a step of clients ``start`` to ``stop``, with optional factors of clipping."""
+        """Take a step of some clients.
+
+        Parameters
+        ----------
+        start, stop
+            The clients ``start`` to ``stop``.
+        scales
+            Factors of clipping, ``[k]``; None if gradients are not clipped.
+        """
         for parameter, views in zip(self._parameters, self._views, strict=True):
             gradients = parameter.clipped(scales)
             for (first, last), view in zip(self._bands, views, strict=True):

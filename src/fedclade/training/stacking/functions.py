@@ -171,7 +171,7 @@ def hand_over(
     Parameters
     ----------
     gradient
-        Gradient of the outputs, ``[k, B, outputs]``.
+        Gradients of the outputs, ``[k, B, outputs]``.
     rows
         The inputs, ``[k, B, inputs]``.
     weight, bias

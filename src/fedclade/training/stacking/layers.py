@@ -53,7 +53,7 @@ class StackedLinear(Stacked):
         self.weight_and_bias = cast(StackedParameter, find(layer.weight)), find(layer.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return ``[k·B, ..., outputs]``."""
+        """Return the outputs, ``[k·B, ..., outputs]``."""
         return linear(x, *self.weight_and_bias)
 
 
@@ -69,7 +69,7 @@ class StackedEmbedding(Stacked):
         self._padding = layer.padding_idx
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return ``[k·B, ..., width]``."""
+        """Return the embedded tokens, ``[k·B, ..., width]``."""
         return embedding(tokens, self._weight, self._padding)
 
 
@@ -96,7 +96,7 @@ class StackedConv(Stacked):
         self._groups = layer.groups
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return ``[k·B, outputs, ...]``."""
+        """Return the outputs, ``[k·B, outputs, ...]``."""
         weight = delivered(self._weight)
         bias = None if self._bias is None else delivered(self._bias).flatten()
         k = len(weight)
@@ -202,7 +202,7 @@ def beside(x: Tensor, k: int) -> Tensor:
 
 
 def folded(x: Tensor, k: int) -> Tensor:
-    """Move the clients from the channels back to dimension 0: ``[B, k·C, ...]`` to ``[k·B, C, ...]``."""
+    """Move the clients from the channels to dimension 0: ``[B, k·C, ...]`` to ``[k·B, C, ...]``."""
     return x.unflatten(1, (k, -1)).transpose(0, 1).flatten(0, 1)
 
 
@@ -345,8 +345,8 @@ def _weights(q: Tensor, k: Tensor, mask: Tensor | None, dead_are_nan: bool) -> T
 #
 # On one thread of a CPU, the stacked form is 1.5 to 2 times as fast as the loop with 16 hidden
 # units, equally fast with 32 to 64, and 0.6 times as fast with the papers' 128, for which ``auto``
-# chooses the loop or workers (``benchmarks/gains.py --only recurrent``). It exists for small layers,
-# and for GPUs, where a step of one client launches as many kernels as a step of all clients.
+# chooses the loop or workers (``benchmarks/gains.py --only recurrent``). It exists for small
+# layers, and for GPUs, where a step of one client launches as many kernels as a step of all clients.
 
 States = tuple[Tensor, ...]
 """States of one layer: h, and for an LSTM also c."""

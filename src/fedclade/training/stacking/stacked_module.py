@@ -217,13 +217,16 @@ class StackedModule:
             self._tape.backward(gradient)
 
     def add(self, gradient: Tensor) -> None:
-        """Add to the gradients of the clients that train, ``[k, D]`` in the order of the layout."""
+        """Add to the gradients of the clients that train.
+
+        ``gradient`` is ``[k, D]`` in the order of the layout.
+        """
         for p in self._trained:
             if p.learns:
                 p.add(gradient[:, p.slot.start : p.slot.stop].view(p.state.shape))
 
     def step(self) -> None:
-        """Finish a step of the optimizer."""
+        """Complete the gradients, clip them, and take a step of the optimizer."""
         scales = self._optimizer.scales(
             [g for p in self._trained if (g := p.complete()) is not None]
         )

@@ -16,8 +16,8 @@ FEW_ROWS = 32
 """Largest number of rows for which a product is added to parameters directly.
 
 The share of each row is then rounded to the precision of the parameter, which is coarser than the
-precision of the gradient. With many rows, writing the gradient takes little time beside computing
-it.
+precision of the gradient. With many rows, the time for writing the gradient is small compared with
+the time for computing it.
 """
 
 
@@ -140,8 +140,8 @@ class StackedParameter:
     def step(self, scales: Tensor | None) -> None:
         """Take a step with the complete gradient, scaled by factors ``[k]`` of clipping if given.
 
-        The buffer of the gradient is multiplied by β at the next step, and so serves as the
-        momentum buffer of SGD.
+        The buffer of the gradient is multiplied by β at the next step, which makes it the momentum
+        buffer of SGD.
         """
         if self._touched:
             self._touched = False
