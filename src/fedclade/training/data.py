@@ -213,7 +213,10 @@ class SideBySide(SplitInputs):
         return self._kept[start : start + count]
 
     def targets_of(self, place: int) -> Tensor:
-        """Return the targets ``[n, ...]`` of the client at a place, in its view, on the CPU."""
+        """Return the targets ``[n, ...]`` of a client by its position, mapped by its label map.
+
+        They are on the CPU.
+        """
         start = int(self.starts[place])
         count = int(self.sizes[place])
         seen = self._pool.y[start : start + count]
@@ -359,7 +362,7 @@ class ClientsData:
         else:
             self.splits = {split: SplitInputs(federation, split, device) for split in SPLITS}
             for split, held in self.splits.items():
-                # Targets are stored for training examples only, in each client's view.
+                # Targets are stored for training examples only, mapped by each client's label map.
                 targets = int(held.sizes[held.set_of].sum()) if split == "train" else 0
                 wanted += len(held) * held.bytes_each + targets * one.nbytes
                 held.keeps = wanted <= budget
@@ -373,7 +376,7 @@ class ClientsData:
         return np.array([positions[client] for client in ids], dtype=np.int64)
 
     def of(self, client: int) -> tuple[Tensor, Tensor]:
-        """Return a client's training inputs and targets ``[n, ...]``, in its view of the labels.
+        """Return a client's training inputs and targets ``[n, ...]``, with its label map applied.
 
         The targets, and where possible the inputs, of all clients are views of one tensor in the
         order of the federation, so that an engine can draw the batches of several clients at once.

@@ -401,9 +401,10 @@ class Evaluator:
 
     All clients of a model are evaluated together: an input that several clients have passes through
     the model once, and inputs of different clients fill a pass. Each example of each client is then
-    scored with its label in that client's view. Only if the output for an example depends on other
-    examples of the pass, or on earlier passes, do clients with different inputs get separate
-    passes. The state of the module, which is on the device of the data, is overwritten.
+    scored with its label, mapped by the client's label map. Only if the output for an example
+    depends on other examples of the pass, or on earlier passes, do clients with different inputs
+    get separate passes. The state of the module, which is on the device of the data, is
+    overwritten.
 
     Parameters
     ----------
@@ -504,8 +505,8 @@ class Evaluator:
         ------
         tuple
             Places of these clients in ``ids``; outputs ``[K, m, ...]`` for their examples,
-            concatenated; targets ``[m, ...]`` in each client's view; and the number of examples of
-            each client.
+            concatenated; targets ``[m, ...]``, mapped by the label map of each client; and the
+            number of examples of each client.
         """
         held = self._held(ids, split)
         clients = self._data.places(ids)
@@ -652,7 +653,7 @@ class Evaluator:
                 yield some, logits, torch.from_numpy(block.at), seen
 
     def _seen(self, targets: Tensor, views: Indices) -> Tensor:
-        """Return targets ``[m, ...]`` mapped by the view of the labels of each example's client."""
+        """Return targets ``[m, ...]`` with the label map of each example's client applied."""
         if targets.is_floating_point():
             return targets
         counts = targets != IGNORED
@@ -688,7 +689,7 @@ class _Loader:
 
 
 def _views(federation: Federation) -> tuple[Indices, Tensor]:
-    """Return each client's view of the labels, ``[n]``, and the label map of each view."""
+    """Return the number of each client's label map, ``[n]``, and all label maps."""
     plain = torch.arange(federation.pool.outputs)
     if isinstance(table := federation.clients, ClientTable):
         view = np.broadcast_to(np.int64(0), len(table)) if table.view is None else table.view + 1

@@ -244,7 +244,7 @@ class Job:
     client: int  #: the client's id, for messages
     row: int  #: row of the model from which training starts
     inputs: Tensor  #: inputs of the client's training examples, ``[n, ...]``
-    targets: Tensor  #: their targets, ``[n, ...]``, mapped by the client's view of the labels
+    targets: Tensor  #: their targets, ``[n, ...]``, mapped by the client's label map
     generator: torch.Generator
     """Orders the batches: one ``torch.randperm(n, generator=...)`` per epoch, in every engine."""
     #: row of the model to which the proximal term pulls; ``row`` by default

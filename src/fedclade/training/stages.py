@@ -15,7 +15,10 @@ from fedclade.training.data import ClientsData
 from fedclade.training.evaluation import Evaluator
 
 Trained = tuple[int, Tensor, Tensor]
-"""A client, and the inputs and targets ``[n, ...]`` on which it trains, in its view."""
+"""A client, and the inputs and targets ``[n, ...]`` of the examples on which it trains.
+
+Its own rotation and label map are applied to them.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,8 +33,9 @@ class Held:
 class Stages:
     """Data of all clients in each stage, gathered when a query first needs it.
 
-    The data of the latest stage of any query takes at most ``budget`` bytes, and data of earlier
-    stages take the rest. When a later stage begins, data that was gathered before is released.
+    The data of the latest stage of any query takes at most ``budget`` bytes. Data of earlier stages
+    takes at most the rest of the budget. When a later stage begins, data that was gathered before
+    is released.
 
     Parameters
     ----------
@@ -68,7 +72,7 @@ class Stages:
 
     @property
     def bytes_kept(self) -> int:
-        """Largest number of bytes of all data that is gathered."""
+        """Upper bound on the bytes of all gathered data."""
         return self._bytes_joined + sum(held.data.bytes_kept for held in self._held.values())
 
     def in_round(self, number: int) -> Held:

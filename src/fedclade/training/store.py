@@ -91,7 +91,7 @@ class ClientStore:
         Parameters
         ----------
         number
-            Number of the round, from 1. If the round is repeated, its first results are replaced.
+            Number of the round, from 1. A repeated round replaces its tensors of the same names.
         client
             Id of the client.
         tensors

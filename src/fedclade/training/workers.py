@@ -229,8 +229,8 @@ class WorkersEngine:
         Raises
         ------
         CannotTrainTogether
-            If this system or this process cannot fork, or optimizers keep their state, or the
-            engine inside cannot stack the clients.
+            If this system or this process cannot fork, the workload has a local rule, optimizers
+            keep their state, or the engine inside cannot stack the clients.
         EngineError
             If a process cannot be started, or dies.
         RuntimeError

@@ -250,7 +250,7 @@ class Speeds:
 
 
 DEATHS = 3
-"""Number of times that a part of a query is given to another actor after its actor died."""
+"""Largest number of times that a part of a query is given to another actor after a death."""
 
 INLINE = 2**15
 """Bytes of models below which they are sent with each call, instead of by the object store.

@@ -210,8 +210,8 @@ class _Dense(NamedTuple):
 class ByExample:
     """Collector of the gradients of single examples in a step, which clips and sums them.
 
-    Every parameter adds its gradients; after the backward pass :meth:`squares` returns their norms,
-    and :meth:`deliver` gives every parameter the weighted sum.
+    Every parameter adds its gradients. After the backward pass, :meth:`squares` returns the squared
+    norms, and :meth:`deliver` gives every parameter the weighted sum.
     """
 
     def __init__(self) -> None:
