@@ -98,6 +98,7 @@ def measure(engines: Mapping[str, Engine], work: Workload) -> Measured:
     """
     timed = _Timed(dict(engines), work)
     timed.repeat(1)  # warm-up: forks processes and starts threads
+    # The warm-up does not count.
     timed.speeds = {}
     timed.seconds = 0.0
     timed.passed = 0.0

@@ -376,6 +376,7 @@ def wins_of(ids: Sequence[int], losses: Sequence[NDArray[Any]]) -> Tensor:
         stop = next(
             (place for place in range(first, len(ids)) if ids[place] != ids[first]), len(ids)
         )
+        # A model with a loss of NaN must not win, but argmin would return its row.
         table = np.nan_to_num(np.stack(losses[first:stop]), nan=np.inf)
         wins[first:stop] = torch.from_numpy(
             np.bincount(table.argmin(axis=0), minlength=stop - first)

@@ -320,6 +320,7 @@ def train_by_rule(
     kept = at_work.end(now, start, steps, optimizer)
     passed = torch.tensor([spec.passed(job.size) for job in jobs], dtype=torch.float64)
     losses = totals.cpu() / passed
+    # A loss of NaN marks a client as diverged, so that ClientStore.keep_states skips its state.
     for tensor in kept.values():
         losses[~tensor.reshape(len(jobs), -1).isfinite().all(1).cpu()] = torch.nan
     work.states.update(

@@ -261,6 +261,7 @@ def train(
             loss.backward()
             rule.adjust(parameters, anchors)
             optimizer.step()
+            # Weighted by size, since the last batch may be smaller: the mean is over examples.
             losses.append(loss.detach() * len(batch))
     layout.check_unsent(module)
     if state is not None:

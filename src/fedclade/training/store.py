@@ -311,6 +311,7 @@ class WholeModels:
         """
         if not query.own and start.personal is None:
             return deltas
+        # Not ``>``: a norm of NaN has to count as diverged as well.
         diverged = ~(row_norms(deltas) <= LARGEST_NORM)
         losses[diverged] = torch.nan
         if start.personal is None:

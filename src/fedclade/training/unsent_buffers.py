@@ -113,6 +113,7 @@ def _changed_buffers(module: nn.Module, spec: DataSpec, names: list[str]) -> set
 
 def _example_inputs(module: nn.Module, spec: DataSpec) -> Iterator[list[Tensor]]:
     """Yield batches of inputs of each kind that the data may have, the most likely first."""
+    # A fixed seed on the CPU: server and clients must draw the same inputs.
     draw = torch.Generator().manual_seed(0)
     shape = (EXAMPLES, *spec.input_shape)
     dtypes = (parameter.dtype for parameter in module.parameters() if parameter.is_floating_point())

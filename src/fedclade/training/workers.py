@@ -239,6 +239,7 @@ class WorkersEngine:
         jobs = work.jobs
         if reason := cannot_work(work):
             raise CannotTrainTogether(reason)
+        # Chunks take clients in turn from this order, so each has large and small clients.
         largest_first = sorted(range(len(jobs)), key=lambda i: -len(jobs[i].inputs))
         ordered = replace(work, jobs=[jobs[i] for i in largest_first])
         if self._pool is None or not self._pool.serves(ordered):

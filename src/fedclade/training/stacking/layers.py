@@ -346,7 +346,8 @@ def _weights(q: Tensor, k: Tensor, mask: Tensor | None, dead_are_nan: bool) -> T
 # On one thread of a CPU, the stacked form is 1.5 to 2 times as fast as the loop with 16 hidden
 # units, equally fast with 32 to 64, and 0.6 times as fast with the papers' 128, for which ``auto``
 # chooses the loop or workers (``benchmarks/gains.py --only recurrent``). It exists for small
-# layers, and for GPUs, where a step of one client launches as many kernels as a step of all clients.
+# layers, and for GPUs, where a step of one client launches as many kernels as a step of all
+# clients.
 
 States = tuple[Tensor, ...]
 """States of one layer: h, and for an LSTM also c."""

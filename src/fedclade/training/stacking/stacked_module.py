@@ -133,6 +133,7 @@ class StackedModule:
             for p in self._frozen:
                 value = self.layout.frozen[p.slot.name].to(models)
                 p.allocate(value.expand(n, *value.shape))
+        # A buffer outside the stacked layers exists once, so it needs one value for all clients.
         for slot in self._shared:
             values = _of_clients(models, rows, slot)
             if not torch.equal(values, values[:1].expand_as(values)):
