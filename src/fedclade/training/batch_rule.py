@@ -120,7 +120,7 @@ class BatchRule:
 
         See :meth:`fedclade.training.jobs.Engine.train`.
         """
-        # Only the loop trains these, since their layout differs from that of the other clients.
+        # These train with their normalisation layers in evaluation mode, so with another layout.
         alone = [place for place, job in enumerate(work.jobs) if job.size < self.smallest]
         if not alone:
             return engine.train(work, out)
