@@ -1,7 +1,8 @@
-"""Local training and evaluation of many clients at once: one reference loop, and engines that equal it.
+"""Local training and evaluation of many clients at once, by a reference loop or faster engines.
 
-Runs import it, through :class:`SimulatedClients`, or :class:`RayClients` for those on other
-machines; algorithms do not, since clients may be elsewhere.
+All engines give the same updates as the loop, up to rounding. Runs import this package, through
+:class:`SimulatedClients`, or :class:`RayClients` for clients on other machines. Algorithms do not
+import it, since clients may be elsewhere.
 """
 
 from fedclade.training.auto import ENGINES, REMOTE, check_engine

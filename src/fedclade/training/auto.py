@@ -1,4 +1,4 @@
-"""Engines by name, and the one that chooses by itself."""
+"""Engines by name, and the engine ``auto``, which chooses the fastest."""
 
 from __future__ import annotations
 
@@ -33,41 +33,41 @@ from fedclade.training.threads import using_threads
 from fedclade.training.vmap import VmapEngine
 from fedclade.training.workers import WorkersEngine, cannot_fork, cannot_work, tried
 
-# Whether an engine can be trusted with a module: a trial on three clients, whose updates have to be
-# the loop's.
+# Trial of an engine with a module: on three clients, its updates must equal those of the loop.
 
 TOLERANCE = 1e-3
-"""How far the updates of two engines may be apart after a few steps, relative to their norm."""
+"""Largest difference between updates of two engines after a few steps, relative to their norm."""
 
 FINE_TOLERANCE = 1e-9
-"""The same in float64."""
+"""Largest relative difference between updates in float64."""
 
 LONGEST = 60.0
 TIMES_THE_LOOP = 30
-"""Seconds that a trial may take, and how many times what the loop took besides."""
+"""Limit of the duration of a trial: ``LONGEST`` seconds plus a multiple of the loop's time."""
 
 
 def objection(engine: Engine, work: Workload, rounds: int = 1) -> str | None:
-    """Return why an engine cannot train the clients of a workload, whose generators stay unused; or None.
+    """Return the reason why an engine cannot train the clients of a workload, or None.
 
-    It has to give the same updates as the loop on two steps of three clients, in each of some
-    rounds, which it may go about in different ways. What this finds besides layers that the engine
-    does not know: modules whose forward pass mixes the examples of a batch, which would mix
-    clients.
+    The engine has to give the same updates as the loop on two steps of three clients, in each of
+    ``rounds`` rounds, since an engine may proceed differently in later rounds. This finds modules
+    with layers that the engine does not support, and modules whose forward pass mixes the examples
+    of a batch, which would mix clients. The generators of the workload stay unused.
 
-    Some layers in some layout make torch end the process. So the engine is tried in another one,
-    wherever a process can be forked; elsewhere only engines are tried for which no such layer is
-    known.
+    Some layers in some memory layouts make torch end the process. So the engine is tried in a
+    forked process where the system supports that. Elsewhere, only engines are tried for which no
+    such layer is known.
     """
     clients = 3
     batch = work.spec.batch_size
-    # a ragged batch, but not of one example, which BatchNorm does not take
+    # The second batch is smaller, but has more than one example, since BatchNorm cannot train on
+    # one.
     examples = 2 * batch + min(2, batch - 1)
     small = _apart(work.cut(clients, examples))
     if small.private is not None:
         small = replace(small, private=small.private.as_trial())
-    # Without dropout, whose draws differ between engines; and with SGD, as others make much of what
-    # is only rounding.
+    # Without dropout, whose draws differ between engines; and with SGD, since other optimizers
+    # amplify differences by rounding.
     calm = replace(small, module=without_dropout(work.module), **_by_sgd(work))
     start = monotonic()
     expected = _by_loop(calm)
@@ -82,7 +82,7 @@ def objection(engine: Engine, work: Workload, rounds: int = 1) -> str | None:
                 return None
         except CannotTrainTogether as reason:
             return str(reason)
-        except Exception as failure:  # whatever a user's forward raises
+        except Exception as failure:  # a user's forward may raise anything
             return f"{type(work.module).__name__} fails on clients together: {failure}"
         return (
             f"{type(work.module).__name__} gives other updates for clients together (relative "
@@ -94,7 +94,7 @@ def objection(engine: Engine, work: Workload, rounds: int = 1) -> str | None:
 
 
 def _by_sgd(work: Workload) -> dict[str, Any]:
-    """Return what makes plain SGD in float32 of the local training of a workload, if that is another."""
+    """Return the fields that turn a workload into plain SGD in float32, if it is another."""
     if LocalOptimizer.of(work.spec, work.lr).is_plain and work.spec.precision == "float32":
         return {}
     spec = work.spec
@@ -103,7 +103,10 @@ def _by_sgd(work: Workload) -> dict[str, Any]:
 
 
 def _apart(work: Workload) -> Workload:
-    """Return the workload with a model for each client, near its own: one would hide that they are mixed."""
+    """Return the workload with a different model for each client, near its own.
+
+    With equal models, an engine that mixes the models of clients would not be noticed.
+    """
     jobs = work.jobs
     layout = work.layout
     noise = torch.randn(len(jobs), layout.n_parameters, generator=torch.Generator().manual_seed(0))
@@ -120,31 +123,31 @@ def _by_loop(work: Workload) -> Tensor:
 
 
 def _relative_error(engine: Engine, work: Workload, expected: Tensor) -> float:
-    """Return how far an engine's updates are from those expected, relative to their norms: that of the worst client."""
+    """Return the largest relative distance of a client's update from the expected update."""
     got, _ = engine.train(work.redrawn())
     apart, norms = (
         torch.linalg.vector_norm(difference, dim=1) for difference in (got - expected, expected)
     )
-    # Updates are differences of models: tiny ones keep few digits. Those that diverge are left to
-    # the run.
+    # Updates are differences of models, so tiny updates have few correct digits. Updates that
+    # diverge (NaN) are no reason to refuse an engine: the run handles them.
     models = torch.linalg.vector_norm(work.models[[job.row for job in work.jobs]], dim=1)
     rounding = 100 * torch.finfo(models.dtype).eps * models
     return float(((apart - rounding).clamp(min=0) / norms).nan_to_num(0).max())
 
 
 def _rounding_explains(engine: Engine, work: Workload) -> bool:
-    """Return whether an engine and the loop differ only because rounding has fallen on two sides of a kink.
+    """Return whether an engine and the loop differ only by rounding at a kink of an activation.
 
-    Where the input of a ReLU is all but 0, its sign, and with it the gradient, is a matter of
-    rounding. In float64 that is so fine that both agree to many more digits; and in float32 they
-    agree for other orders of the examples. What mixes clients does it in float64 too, and what
-    computes coarsely does it in any order.
+    Where the input of a ReLU is almost 0, its sign, and with it the gradient, depends on rounding.
+    In float64, rounding is so fine that both agree to many more digits; in float32, both agree for
+    other orders of the examples. An engine that mixes clients does so in float64 as well, and an
+    engine that computes imprecisely does so in any order.
     """
     fine = _in_float64(work)
     try:
         if _relative_error(engine, fine, _by_loop(fine)) > FINE_TOLERANCE:
             return False
-    except Exception:  # such as of a module that makes float32 tensors in its forward pass
+    except Exception:  # for example of a module that creates float32 tensors in its forward pass
         return False
     others = (work.redrawn(by) for by in range(1, 4))
     return any(_relative_error(engine, other, _by_loop(other)) <= TOLERANCE for other in others)
@@ -152,9 +155,9 @@ def _rounding_explains(engine: Engine, work: Workload) -> bool:
 
 def _in_float64(work: Workload) -> Workload:
     module = copy.deepcopy(work.module).double()
-    # by its state now, which may have diverged, others might be
+    # The module's current state may have diverged, so that other buffers would count as unsent.
     set_unsent_buffers(module, work.layout.unsent)
-    work.layout.set_training(module)  # checks leave modules in evaluation mode
+    work.layout.set_training(module)  # earlier checks leave modules in evaluation mode
     cast_inputs_to(module, torch.float64)
     layout = Layout.of(module)
     jobs = [
@@ -165,7 +168,7 @@ def _in_float64(work: Workload) -> Workload:
 
 
 def without_dropout(module: nn.Module) -> nn.Module:
-    """Return a copy of a module that drops nothing, and takes its inputs as they are."""
+    """Return a copy of a module without dropout and without augmentation."""
     calm = copy.deepcopy(module)
     remove_augmentation(calm)
     for layer in calm.modules():
@@ -183,35 +186,40 @@ ENGINES: Mapping[str, str] = {
     "vmap": "all clients by torch.func.vmap",
     "loop": "one client after another",
 }
-"""Every engine with a line for people."""
+"""Names of all engines of one process, with a line of help for each."""
 
 TOGETHER: Mapping[str, Callable[[], Engine]] = {"stacked": StackedEngine, "vmap": VmapEngine}
-"""Engines that train clients together, the faster first; not every module can be trained so."""
+"""Engines that train clients together, the faster first; they do not support every module."""
 
 REPLAYED = "stacked, replayed"
-"""The stacked engine that records its steps."""
+"""Name of the stacked engine that records its steps."""
 
 FITTED = "loop, channels last"
-"""The loop on a module that has been fitted to one thread of a CPU."""
+"""Name of the loop on a module that has been adapted to one thread of a CPU."""
 
 REMOTE: Mapping[str, str] = {
     "ray": "clients on the actors of a Ray cluster, each with an engine of its own"
 }
-"""Engines that are no engines of one process, with a line for people."""
+"""Names of engines that train in other processes or on other machines, with a line of help."""
 
 _log = logging.getLogger(__name__)
 
 
 def build_engine(name: str, resolved: str | None = None) -> ChosenEngine:
-    """Return an engine by its name, one of :data:`ENGINES`.
+    """Return an engine by its name.
 
-    ``resolved`` is what :attr:`ChosenEngine.resolved` was in the part of the run that is continued,
-    and is used again without a trial.
+    Parameters
+    ----------
+    name
+        One of :data:`ENGINES`.
+    resolved
+        Value of :attr:`ChosenEngine.resolved` in the part of the run that is continued. That engine
+        is used again without a trial.
 
     Raises
     ------
     ConfigError
-        If there is none of that name.
+        If there is no engine of that name.
     """
     check_engine(name, ENGINES)
     return ChosenEngine(name, resolved)
@@ -223,29 +231,34 @@ def check_engine(name: str, known: Collection[str] = (*ENGINES, *REMOTE)) -> Non
     Raises
     ------
     ConfigError
-        If there is none of that name.
+        If there is no engine of that name.
     """
     if name not in known:
         raise ConfigError(unknown("engine", name, known))
 
 
 class ChosenEngine:
-    """The engine of a name; or the fastest that can train the module, chosen in the first call and kept.
+    """Engine of a given name, or the fastest one that can train the module.
 
-    A module that cannot be stacked goes to ``vmap``, and if that fails to the loop or the workers;
-    that is logged. So it is where a worker process dies, by ``auto`` to the loop. Local rules are
-    for ``vmap`` and the loop alone: of another name, it is the faster of these.
+    The choice is made in the first call and is then kept. A module that cannot be stacked is
+    trained by ``vmap``, and if that fails by the loop or by workers; this is logged. If a worker
+    process dies, ``auto`` continues with the loop, and logs that, too. Local rules are supported by
+    ``vmap`` and the loop only; with the names ``stacked`` and ``workers``, the faster of these two
+    trains them.
     """
 
     def __init__(self, name: str, resolved: str | None = None) -> None:
         self.resolved = resolved
-        """The engine that trains, with the way inside worker processes, on which rounding depends; None at first."""
+        """Engine that trains, with the one inside worker processes; None before the first call.
+
+        Rounding depends on it.
+        """
         self._name = name
         self._engine = None if resolved is None else _named(resolved)
 
     @property
     def name(self) -> str:
-        """Name of the engine; ``auto`` as long as nothing has been chosen."""
+        """Name of the engine; ``auto`` until one has been chosen."""
         return self._name if self.resolved is None else self.resolved.split(",")[0]
 
     def train(self, work: Workload, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -256,7 +269,7 @@ class ChosenEngine:
         ConfigError
             If the engine of this name cannot train this module.
         EngineError
-            If worker processes die whatever they train with, and the name is theirs.
+            If worker processes die with every engine inside them, and the name is ``workers``.
         """
         if self._engine is None:
             chosen = self._name == "auto" or (
@@ -330,20 +343,20 @@ def _named(resolved: str) -> Engine:
 
 
 def _together(name: str, work: Workload) -> tuple[Engine | None, str | None]:
-    """Return an engine that trains clients together, or why it cannot."""
+    """Return an engine that trains clients together, or the reason why it cannot."""
     engine = TOGETHER[name]()
     reason = objection(engine, work)
     return (engine, None) if reason is None else (None, reason)
 
 
 def _replaying(work: Workload) -> dict[str, Engine]:
-    """Return the stacked engine that records its steps, if this is a GPU, and nothing of them resists."""
-    # What an augmentation or DP-SGD draws or decides on the CPU would be the same in every launch
-    # of a recording.
+    """Return the stacked engine that records its steps, if a GPU and a trial allow it."""
+    # Draws and decisions of an augmentation or of DP-SGD on the CPU would be the same in every
+    # launch of a recording.
     if not can_record(work.models.device) or is_augmented(work.module) or work.private is not None:
         return {}
     engine = StackedEngine(Replay())
-    # In the first round steps are met, in the second recorded, in the third only launched.
+    # The first round runs the steps, the second records them, the third only launches them.
     reason = objection(engine, work, rounds=3)
     if reason is not None:
         _log.info("steps are not recorded as CUDA graphs: %s", reason)
@@ -351,7 +364,7 @@ def _replaying(work: Workload) -> dict[str, Engine]:
 
 
 def _workers(work: Workload, stackable: bool) -> dict[str, Engine]:
-    """Return the ways in which worker processes can train the clients."""
+    """Return engines with worker processes, one for each way to train clients inside them."""
     one_by_one = "channels last" if _keeps_channels_last(work) else "loop"
     inside = [*(["stacked"] if stackable else []), one_by_one]
     return {f"workers, {way}": WorkersEngine(way) for way in inside}
@@ -362,7 +375,10 @@ def _takes_plain_steps(work: Workload) -> bool:
 
 
 def _keeps_channels_last(work: Workload) -> bool:
-    """Whether the module has convolutions, and one thread can train them with their channels last."""
+    """Return whether one thread can train the module's convolutions with channels last.
+
+    It is False if the module has no convolutions.
+    """
     if not any(parameter.dim() == 4 for parameter in work.module.parameters()):
         return False
     with using_threads(1):  # as in a worker process

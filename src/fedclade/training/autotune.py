@@ -1,4 +1,4 @@
-"""Which engine is fastest for a model on this machine: measured now and then, and remembered in the cache folder."""
+"""Choice of the fastest engine for a model on this machine, by measurements that are cached."""
 
 from __future__ import annotations
 
@@ -26,54 +26,79 @@ from fedclade.training.optimizer import LocalOptimizer
 from fedclade.training.threads import cores
 from fedclade.training.workers import WorkersEngine
 
-# How fast engines are on this machine.
+# Speeds of engines on this machine.
 #
-# What is measured is CPU time, from which follows how long an engine takes where nothing else is
-# going on: how much else there is must not decide. On a GPU it is the time that passes.
+# On a CPU, CPU time is measured. From it follows the duration on a machine with no other work:
+# other work must not influence the choice. On a GPU, wall-clock time is measured.
 
 SECONDS = 0.6
-"""How long to measure, but for the fewest repeats, which slow models get however long they take."""
+"""Duration of a measurement in seconds, except that the fewest repeats are always completed."""
 
 FEWEST_REPEATS = 3
 MOST_REPEATS = 12
 SURE = 2
 FAR_BEHIND = 3
-"""After so many repeats, of slow models after one, what is so many times slower than the best is not measured again."""
+"""Engines slower than the best by this factor are dropped after ``SURE`` repeats.
+
+For slow models, they are dropped after one repeat.
+"""
 
 STEPS = 3
 MORE_STEPS = 30
-"""Of every client. What a client costs before its first step counts little in a round, so fast models get more."""
+"""Numbers of steps of every client in a repeat; fast models take ``MORE_STEPS``.
+
+The cost of a client before its first step is a small part of a round, so it should be a small part
+of a measurement.
+"""
 
 MOST_CLIENTS = 32
 FEW_CLIENTS = 3
-"""One at a time, clients need no more of them to show their speed."""
+"""Number of clients with which engines that train one client at a time are measured."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured of engines."""
+    """Measured speeds of engines."""
 
-    #: samples/s on a machine with nothing else to do: the best of some repeats
+    #: samples/s on a machine with no other work: the best of all repeats
     speeds: Mapping[str, float]
     share: float
-    """Part of the time that passed for which they had the cores that they could use; less than 1 beside other work."""
+    """Share of the time in which the engines had the cores that they could use.
+
+    It is less than 1 if the machine does other work.
+    """
 
     @property
     def best(self) -> str:
-        """The fastest engine."""
+        """Name of the fastest engine."""
         return max(self.speeds, key=lambda engine: self.speeds[engine])
 
 
 def measure(engines: Mapping[str, Engine], work: Workload) -> Measured:
-    """Measure engines on the first few steps of a workload, in interleaved repeats; without those whose processes die.
+    """Measure engines on the first few steps of a workload, in interleaved repeats.
+
+    Engines whose processes die are left out.
+
+    Parameters
+    ----------
+    engines
+        Engines by name.
+    work
+        The workload.
+
+    Returns
+    -------
+    Measured
+        Speeds of the engines.
 
     Raises
     ------
     EngineError
-        If none is left.
+        If the processes of all engines die.
     """
     timed = _Timed(dict(engines), work)
-    timed.repeat(1)  # a warm-up: processes are forked, threads started
+    timed.repeat(1)  # warm-up: forks processes and starts threads
+    # The warm-up does not count.
     timed.speeds = {}
     timed.seconds = 0.0
     timed.passed = 0.0
@@ -89,7 +114,7 @@ def measure(engines: Mapping[str, Engine], work: Workload) -> Measured:
 
 
 class _Timed:
-    """Engines while they are measured."""
+    """Engines during a measurement, with their speeds so far."""
 
     def __init__(self, engines: dict[str, Engine], work: Workload) -> None:
         self._engines = engines
@@ -98,7 +123,7 @@ class _Timed:
         self.seconds = self.passed = 0.0
 
     def repeat(self, steps: int) -> None:
-        """Let each train once."""
+        """Measure a training of ``steps`` steps by each engine."""
         for name, engine in list(self._engines.items()):
             small = self._task.cut(_enough(engine), steps * self._task.batch_size)
             try:
@@ -117,7 +142,7 @@ class _Timed:
             self.passed += passed
 
     def leave_out_what_is_far_behind(self) -> None:
-        """Train no more with engines that cannot be the fastest."""
+        """Drop the engines that are too slow to be the fastest."""
         enough = max(self.speeds.values()) / FAR_BEHIND
         self._engines = {
             name: engine for name, engine in self._engines.items() if self.speeds[name] > enough
@@ -125,7 +150,7 @@ class _Timed:
 
 
 def _enough(engine: Engine) -> int:
-    """Return how many clients are enough to measure an engine."""
+    """Return the number of clients that is sufficient to measure an engine."""
     if isinstance(engine, LoopEngine):
         return FEW_CLIENTS
     if isinstance(engine, WorkersEngine) and engine.inside != "stacked":
@@ -134,7 +159,7 @@ def _enough(engine: Engine) -> int:
 
 
 def _seconds(engine: Engine, work: Workload) -> tuple[float, float]:
-    """Return how long an engine takes: were there nothing else to do for the cores, and as it was."""
+    """Return the duration of a training without other work on the machine, and as measured."""
     cuda = work.models.is_cuda
     if cuda:
         torch.cuda.synchronize()
@@ -147,8 +172,8 @@ def _seconds(engine: Engine, work: Workload) -> tuple[float, float]:
         torch.cuda.synchronize()
         passed = perf_counter() - start
         return passed, passed
-    # The thread that waits for others computes as long, or turns round and round; but all have to
-    # find a core.
+    # CPU time of this thread is the duration: while other threads compute, it computes as well, or
+    # waits actively. The CPU time of all threads, divided by the number of cores, is a lower bound.
     here = max(thread_time() - of_thread, (process_time() - of_process) / cores())
     return max(1e-9, here + _of_workers(engine) - of_workers), perf_counter() - start
 
@@ -158,50 +183,58 @@ def _of_workers(engine: Engine) -> float:
 
 
 FORMAT = 10
-"""Part of every key: raise it whenever an engine has become faster or slower."""
+"""Part of every key of the cache; increase it whenever the speed of an engine changes."""
 
 QUIET = 0.8
-"""Part of the time for which an engine has the cores that it could use, from which on a measurement is sure."""
+"""Share of the time with cores available from which a measurement counts as sure."""
 
 RUNS = 16
-"""After so many runs a sure choice is measured again, one that is not after one; after twice as many if confirmed."""
+"""Number of runs after which a sure choice is measured again.
+
+A choice that is not sure is measured again after one run. Each confirmation doubles the number, up
+to ``MOST_RUNS``.
+"""
 
 MOST_RUNS = 256
 
 CLEARLY = 1.1
-"""So many times faster another engine has to be to be taken in place of the one known."""
+"""Factor by which another engine must be faster to replace the known choice."""
 
 _log = logging.getLogger(__name__)
 
 _of_this_process: dict[str, str] = {}
-"""Choices by key, so that they hold for the whole process even where no cache folder can be written."""
+"""Choices by path in the cache, valid for the whole process.
+
+They hold even if no cache folder can be written.
+"""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """An engine that was found to be the fastest, and how sure that is."""
+    """The engine that was found to be the fastest, and the reliability of that measurement."""
 
     engine: str
-    #: as it was :class:`~fedclade.training.autotune.Measured`
+    #: speeds of the engines, see :class:`~fedclade.training.autotune.Measured`
     samples_per_second: Mapping[str, float]
     share: float
-    confirmed: int = 0  #: how many times it was measured again, and came out again
-    runs: int = 1  #: how many runs it was taken for since
+    confirmed: int = 0  #: number of later measurements that confirmed the choice
+    runs: int = 1  #: number of runs that used the choice since it was measured
 
     @property
     def is_sure(self) -> bool:
-        """Whether the machine was quiet."""
+        """Whether the machine was quiet during the measurement."""
         return self.share >= QUIET
 
     @property
     def is_due(self) -> bool:
-        """Whether it has been taken so often that it should be measured again."""
+        """Whether enough runs have used the choice that it should be measured again."""
         return self.runs >= min(MOST_RUNS, (RUNS if self.is_sure else 1) << min(self.confirmed, 20))
 
     def after(self, found: Measured) -> Choice:
-        """Return the choice after another measurement: the same unless it is clearly beaten.
+        """Return the choice after another measurement: the same engine unless clearly slower.
 
-        What was measured on a quiet machine is not beaten on a busy one.
+        A choice that was measured on a quiet machine is not replaced by a measurement on a busy
+        one.
         """
         speeds = found.speeds
         best = found.best
@@ -217,15 +250,27 @@ class Choice:
 def fastest(engines: Mapping[str, Engine], work: Workload) -> str:
     """Return the name of the engine that trains the clients of a workload fastest on this machine.
 
-    It is measured for each structure of a module, device, batch size, order of magnitude of the
-    number of clients, and number of threads, and then read from the cache folder: rounding depends
-    on the engine, and a run that is repeated should give the same bytes. After some runs, of a busy
-    machine after one, it is measured again.
+    Engines are measured once for each structure of a module, device, batch size, order of magnitude
+    of the number of clients, and number of threads; later calls read the choice from the cache
+    folder. Rounding depends on the engine, and a repeated run should give the same bytes. After
+    some runs the choice is measured again, and after one run if the machine was busy.
+
+    Parameters
+    ----------
+    engines
+        Engines by name.
+    work
+        The workload.
+
+    Returns
+    -------
+    str
+        Name of the fastest engine.
 
     Raises
     ------
     EngineError
-        If there are only worker processes to choose from, and all die.
+        If all engines have worker processes, and the processes of all die.
     """
     key = _key(list(engines), work)
     name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:20]
@@ -234,7 +279,7 @@ def fastest(engines: Mapping[str, Engine], work: Workload) -> str:
         return _of_this_process[str(path)]
     known = _read(path, engines)
     if known is not None and not known.is_due:
-        # a folder that is shared and cannot be written has nothing to count
+        # A shared folder may be read-only: then runs are not counted.
         with suppress(OSError):
             _write(path, replace(known, runs=known.runs + 1), key)
     else:
@@ -261,7 +306,10 @@ def fastest(engines: Mapping[str, Engine], work: Workload) -> str:
 
 
 def forget(engine: str) -> None:
-    """Forget where an engine was chosen in this process: it has broken down, and is to be measured again."""
+    """Forget all choices of an engine in this process, so that it is measured again.
+
+    Used when the engine has broken down.
+    """
     for path in [path for path, chosen in _of_this_process.items() if chosen == engine]:
         del _of_this_process[path]
         with suppress(OSError):
@@ -307,7 +355,7 @@ def _read(path: Path, engines: Collection[str]) -> Choice | None:
         speeds = {str(engine): float(speed) for engine, speed in kept["samples_per_second"].items()}
         counts = int(kept["confirmed"]), int(kept["runs"])
         choice = Choice(str(kept["engine"]), speeds, float(kept["share"]), *map(abs, counts))
-    except OSError:  # there is none, or no folder that could be read
+    except OSError:  # no such file, or no readable folder
         return None
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         _log.warning("cannot use the choice of an engine in %s (%s); measuring again", path, error)
@@ -318,7 +366,7 @@ def _read(path: Path, engines: Collection[str]) -> Choice | None:
 
 
 def _write(path: Path, choice: Choice, key: Mapping[str, object], *, first: bool = False) -> None:
-    """Write a choice in one step, and if it is the first only if there is none."""
+    """Write a choice atomically; the first choice only if the file does not exist."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".writing-") as beside:
         whole = Path(beside) / path.name
@@ -330,7 +378,7 @@ def _write(path: Path, choice: Choice, key: Mapping[str, object], *, first: bool
 
 
 def _keep(path: Path, choice: Choice, key: Mapping[str, object], *, first: bool) -> Choice:
-    """Write a choice; if another process was faster with the first, return what that one chose."""
+    """Write a choice; if another process has written the first one before, return its choice."""
     try:
         _write(path, choice, key, first=first)
     except FileExistsError:

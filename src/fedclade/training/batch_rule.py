@@ -1,11 +1,12 @@
-"""Models that cannot train on a batch of one example, such as those with BatchNorm, and how they train all the same.
+"""Smallest batches on which a model can train, and training of clients with fewer examples.
 
-A last batch of one example is joined to the batch before (``LocalTraining.smallest_batch``). A
-client that has only one example trains with normalisation layers in evaluation mode: they normalise
-by the running statistics that the client is sent, and leave these as they are.
+Some models, such as those with BatchNorm, cannot train on a batch of one example. A last batch of
+one example is joined to the batch before (``LocalTraining.smallest_batch``). A client that has only
+one example trains with normalisation layers in evaluation mode: they normalise by the running
+statistics that the client is sent, and leave these unchanged.
 
-Whether a model is such a one is found by passing one example through it. That depends on the model
-and the shape of its inputs alone, so a simulation and a network find the same.
+Whether a model is of this kind is found by passing one example through it. The result depends on
+the model and the shape of its inputs alone, so it is the same in a simulation and in a network.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ from fedclade.training.jobs import Engine, Workload
 from fedclade.training.loop import LoopEngine
 
 TRIED = 64
-"""Examples of the largest pass that is tried before a model is said to fail in training."""
+"""Largest number of examples on which a model is tried before it counts as failing in training."""
 
 
 @dataclass(frozen=True, eq=False)
 class BatchRule:
-    """The batches that a model can train on.
+    """Batches on which a model can train.
 
     Parameters
     ----------
     smallest
-        Examples of the smallest batch: 1, or 2.
+        Number of examples in the smallest batch: 1 or 2.
     layout
-        The layout of the whole model.
+        Layout of the whole model.
     """
 
     smallest: int
@@ -52,7 +53,19 @@ class BatchRule:
     ) -> BatchRule:
         """Return the rule for a model and the data of a federation.
 
-        Without ``checks`` nothing is raised: a private client replies alike, whatever its data are.
+        Parameters
+        ----------
+        module
+            The model.
+        layout
+            Layout of the whole model.
+        federation
+            The clients.
+        device
+            Device of the model.
+        checks
+            Whether to raise errors. Without them, the reply of a private client does not depend on
+            its data.
 
         Raises
         ------
@@ -85,7 +98,7 @@ class BatchRule:
     def _check_alone(
         self, module: nn.Module, federation: Federation, client: int, device: torch.device
     ) -> None:
-        """Check that a model can be trained on the only example of a client; a ModelError if not."""
+        """Raise a ModelError if a model cannot be trained on the only example of a client."""
         its = federation.by_id[client]
         inputs = federation.pool.inputs(its.train).to(device)
         if why := training_failure(module, self.frozen_layout(module), inputs, finite=False):
@@ -96,17 +109,18 @@ class BatchRule:
             )
 
     def frozen_layout(self, module: nn.Module) -> Layout:
-        """Return the layout whose normalisation layers with running statistics stay in evaluation mode."""
+        """Return the layout in which layers with running statistics stay in evaluation mode."""
         names = [name for name, layer in module.named_modules() if _keeps_statistics(layer)]
         return replace(self.layout, resting=(*self.layout.resting, *names))
 
     def train(
         self, engine: Engine, work: Workload, out: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Train the clients of a workload by an engine, and those with too few examples for it by the loop.
+        """Train clients by an engine, and clients with fewer examples than it needs by the loop.
 
-        See :class:`~fedclade.training.jobs.Engine`.
+        See :meth:`fedclade.training.jobs.Engine.train`.
         """
+        # These train with their normalisation layers in evaluation mode, so with another layout.
         alone = [place for place, job in enumerate(work.jobs) if job.size < self.smallest]
         if not alone:
             return engine.train(work, out)
@@ -124,19 +138,20 @@ class BatchRule:
 
 
 def smallest_batch(module: nn.Module, layout: Layout, inputs: Tensor) -> int:
-    """Return how many examples a batch must have that a model can train on, given two inputs ``[2, ...]``.
+    """Return the number of examples in the smallest batch on which a model can train: 1 or 2.
 
-    That is 2 if it can train on both, but not on the first alone; and 1 otherwise.
+    It is 2 if the model can train on both of the inputs ``[2, ...]``, but not on the first alone,
+    and 1 otherwise.
     """
     fails_alone = training_failure(module, layout, inputs[:1]) is not None
     return 2 if fails_alone and training_failure(module, layout, inputs) is None else 1
 
 
 def smallest_batch_for(module: nn.Module, layout: Layout, schema: DataSpec) -> int:
-    """Return the same where no inputs are at hand, as on the server of a network.
+    """Return the smallest batch for a model without inputs, as on the server of a network.
 
-    Random inputs are tried, and zeros where the model fails on those, as an embedding of a column
-    does.
+    The model is tried on random inputs, or on zeros if it fails on random inputs, as an embedding
+    of a column does.
     """
     draw = torch.Generator().manual_seed(0)
     shape = (2, *schema.input_shape)
@@ -152,16 +167,16 @@ def smallest_batch_for(module: nn.Module, layout: Layout, schema: DataSpec) -> i
 def training_failure(
     module: nn.Module, layout: Layout, inputs: Tensor, *, finite: bool = True
 ) -> str | None:
-    """Return why a model fails on a batch in training mode, or None; its buffers stay as they are.
+    """Return why a model fails on a batch in training mode, or None; its buffers stay unchanged.
 
-    With ``finite`` outputs that are NaN or infinite are a failure, too: such is a variance of one
-    example.
+    With ``finite``, outputs that are NaN or infinite also count as a failure, for example from the
+    variance of one example.
     """
     with state_preserved(module), rng.seeded_globally(0, inputs.device), torch.no_grad():
         layout.set_training(module)
         try:
             outputs = module(inputs.clone())
-        except Exception as error:  # whatever a user's forward raises
+        except Exception as error:  # a user's forward may raise any exception
             return str(error)
     if finite and isinstance(outputs, Tensor) and not bool(outputs.isfinite().all()):
         return "its outputs are NaN or infinite"
@@ -169,7 +184,13 @@ def training_failure(
 
 
 def check_examples_alone(module: nn.Module, rule: BatchRule) -> None:
-    """Check that a model can be trained by DP-SGD, which takes one example at a time; a ConfigError if not."""
+    """Check that a model can be trained by DP-SGD, which takes one example at a time.
+
+    Raises
+    ------
+    ConfigError
+        If the model cannot be trained on one example.
+    """
     if rule.smallest > 1:
         raise ConfigError(
             f"privacy.level = 'example': {type(module).__name__} cannot be trained on one example "
@@ -184,7 +205,7 @@ def _keeps_statistics(layer: nn.Module) -> bool:
 
 
 def _remedy(module: nn.Module) -> str:
-    """Return what to do about layers that normalise over the places of an example where it has only one."""
+    """Return advice about a layer that normalises over positions where there may be only one."""
     for name, layer in module.named_modules():
         if isinstance(layer, nn.modules.instancenorm._InstanceNorm):  # pyright: ignore[reportPrivateUsage]
             return (

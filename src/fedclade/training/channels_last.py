@@ -1,6 +1,6 @@
-"""The loop on a module that has been fitted to a CPU: the same arithmetic, with less memory gone through.
+"""The loop on a module that is adapted to a CPU: the same arithmetic with less memory traffic.
 
-On one thread 1.2 times as fast as the loop for ``cnn``, 1.4 times for ``cifar_cnn``
+On one thread it is 1.2 times as fast as the loop for ``cnn``, and 1.4 times for ``cifar_cnn``
 (``benchmarks/gains.py --only channels``).
 """
 
@@ -22,15 +22,18 @@ from fedclade.training.optimizer import LocalOptimizer
 from fedclade.training.stacking.stacked_parameter import FEW_ROWS
 
 LARGE = 2**17
-"""Entries from which on a dense layer's weight takes longer to go through than it takes to call another function."""
+"""Number of weights of a dense layer from which a fused step is worth its function call.
+
+Below it, a pass over the weights takes less time than the call of another function.
+"""
 
 
 class ChannelsLastLoop(LoopEngine):
-    """The loop, on a copy of the module that a CPU is faster with.
+    """Loop on a copy of the module that is faster on a CPU.
 
-    Its convolutions keep the channels of a place side by side in memory: a forward pass that takes
-    a ``view`` of what one gives cannot be run. Its large dense layers fuse their steps: one whose
-    weight is read besides cannot be trained, which autograd finds.
+    Convolutions of the copy have the channels last in memory. A forward pass that takes a ``view``
+    of the output of a convolution cannot be run. Large dense layers fuse their steps. A layer whose
+    weight is also used elsewhere cannot be trained, which autograd detects.
     """
 
     def __init__(self) -> None:
@@ -38,7 +41,7 @@ class ChannelsLastLoop(LoopEngine):
 
     def train(self, work: Workload, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Train every client from its model; see :class:`~fedclade.training.jobs.Engine`."""
-        if work.rule is not None:  # which needs gradients, and a fused step has none
+        if work.rule is not None:  # a rule needs gradients, and a fused step has none
             raise CannotTrainTogether(f"local rule {work.rule.name} takes no plain steps")
         if work.private is not None:
             raise CannotTrainTogether("the steps of DP-SGD cannot be fused")
@@ -53,7 +56,7 @@ class ChannelsLastLoop(LoopEngine):
 
 
 def fitted(module: nn.Module) -> nn.Module:
-    """Return a copy with channels last in memory, and large dense layers that take their steps themselves."""
+    """Return a copy with channels last in memory, and large dense layers that fuse their steps."""
     module = copy.deepcopy(module)
     for parameter in module.parameters():
         if parameter.dim() == 4:
@@ -65,20 +68,23 @@ def fitted(module: nn.Module) -> nn.Module:
 
 
 class _SteppingLinear(nn.Linear):
-    """A dense layer in which no optimizer finds a gradient, where a step can be fused and the layer is used once."""
+    """Dense layer that takes its own steps if a step can be fused and the layer is used once.
+
+    The optimizer then finds no gradient of its weight.
+    """
 
     optimizer = LocalOptimizer(0.0)
-    pending = 0  # uses whose backward is still to come
+    pending = 0  # number of uses whose backward pass has not been run yet
     shared = False
 
     def begin(self, optimizer: LocalOptimizer) -> None:
-        """Start local training; what an earlier one that failed has left pending does not count."""
+        """Start local training; pending uses of an earlier training that failed do not count."""
         self.optimizer = optimizer
         self.pending = 0
         self.shared = False
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (its name in torch)
-        """Return ``[..., outputs]``."""
+        """Return the outputs, ``[..., outputs]``."""
         few = input.numel() <= FEW_ROWS * self.in_features
         if (
             few
@@ -107,12 +113,15 @@ class _Step(Function):
         layer = ctx.layer
         of_outputs = grads[0].reshape(-1, weight.shape[0])
         rows = x.reshape(-1, weight.shape[1])
-        of_x = grads[0] @ weight if ctx.needs_input_grad[0] else None  # before the weight changes
+        # Computed before the weight changes: the fused step below writes to it.
+        of_x = grads[0] @ weight if ctx.needs_input_grad[0] else None
         of_bias = of_outputs.sum(0) if ctx.needs_input_grad[2] else None
         of_weight = None
         if layer.shared:
             of_weight = of_outputs.t() @ rows
-        else:  # in view of autograd, which so finds out if something needs the weight as it was
+        else:
+            # Autograd sees this write, and so detects if another operation still needs the old
+            # weight.
             beta, alpha = layer.optimizer.fused
             weight.addmm_(of_outputs.t(), rows, beta=beta, alpha=alpha)
         layer.pending -= 1

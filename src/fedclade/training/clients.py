@@ -1,4 +1,4 @@
-"""Clients that live in this process: the ``Clients`` protocol over a federation's data."""
+"""Clients that are simulated in this process: the ``Clients`` protocol over a federation's data."""
 
 from __future__ import annotations
 
@@ -57,21 +57,31 @@ from fedclade.training.stages import Stages, Trained
 from fedclade.training.store import PERSONAL, ClientStore, Start, WholeModels
 from fedclade.training.threads import threads_of_step, using_threads
 
-# Longer updates of parts of a client's data, where the loss of the part says that they are no
-# worse.
+# Scaling of updates from parts of a client's data, where that lowers the loss on the part.
 
 JUDGED = 256
-"""Examples of a part, at most, whose loss decides."""
+"""Largest number of examples of a part by whose loss a scaled update is accepted."""
 
 
 def stretch(work: Workload, moved: Tensor, times: float, chunk: int) -> None:
-    """Multiply those updates ``[n, S]`` that lower the loss then, in place; the parameters alone, not the buffers.
+    """Scale updates ``[n, S]`` of parts of the data in place, where that lowers the loss.
 
-    A part takes as many steps as all data would, but shorter ones, as its batches are smaller; so
-    its update is shorter, too. Made as long as by steps of full length it may overshoot, which the
-    loss on some of the part's own examples decides: so the update still depends on nothing but the
-    part and the model that it starts from, and parts stay exchangeable. The loss is that of the
-    model as it is served, ``chunk`` examples at a time.
+    A part takes as many steps as all data of the client would, but its batches are smaller, so the
+    steps are shorter, and so is its update. A scaled update may overshoot, so it is accepted only
+    if the loss on some of the part's own examples is lower than with the original update. The
+    update therefore still depends on nothing but the part and the model from which it starts, and
+    parts stay exchangeable. The loss is that of the model in evaluation mode.
+
+    Parameters
+    ----------
+    work
+        The parts and the models from which they start.
+    moved
+        Updates ``[n, S]``. Only parameters are scaled, not buffers.
+    times
+        The factor.
+    chunk
+        Number of examples in a forward pass.
     """
     parameters = slice(work.layout.n_parameters)
     for update, job in zip(moved, work.jobs, strict=True):
@@ -85,7 +95,11 @@ def stretch(work: Workload, moved: Tensor, times: float, chunk: int) -> None:
 
 
 def _drawn(job: Job, chunk: int) -> list[tuple[Tensor, Tensor]]:
-    """Draw some of a job's examples, which may be in the order of their labels; its own draws order batches."""
+    """Draw some of a job's examples, by a generator of its own.
+
+    Examples may be sorted by label, so the first ones would not be representative. The job's
+    generator orders its batches, so it is not used here.
+    """
     generator = torch.Generator().manual_seed(job.generator.initial_seed() + 1)
     places = torch.randperm(job.size, generator=generator)[:JUDGED].to(job.targets.device)
     return [(job.inputs[some], job.targets[some]) for some in places.split(chunk)]
@@ -99,31 +113,34 @@ def _loss(work: Workload, model: Tensor, batches: Sequence[tuple[Tensor, Tensor]
 
 
 Block = Sequence[tuple[Trained, int, int | None]]
-"""Clients that train at the same time, each with the row of its model, and of its anchor if that is another."""
+"""Clients that train at the same time, with the row of the model and of the anchor of each.
+
+The row of the anchor is None if the anchor is the model itself.
+"""
 
 MODELS_AT_A_TIME = 8
-"""Of the memory, one part in so many is for the models of clients that are evaluated with parameters of their own."""
+"""Divisor of the memory for models of clients that are evaluated with personal parameters."""
 
 _log = logging.getLogger(__name__)
 
 
 class SimulatedClients(Workers):
-    """The clients of a federation, trained in this process.
+    """Clients of a federation that are trained in this process.
 
     Parameters
     ----------
     federation
-        Their data.
+        The clients and their data.
     module
-        The model; only its structure is used, every call says with which parameters.
+        The model. Only its structure is used: every call specifies the parameters.
     device
         ``cpu`` or ``cuda``.
     engine
-        How they are trained: one of :data:`~fedclade.training.ENGINES`. Updates do not depend on it
-        beyond rounding.
+        The engine that trains them: one of :data:`~fedclade.training.ENGINES`. Updates do not
+        depend on it beyond rounding.
     memory
         Bytes that the data and the training of a round may take; by default a quarter of the
-        machine's or the GPU's memory. It decides how many clients train at the same time, and
+        machine's or the GPU's memory. It determines how many clients train at the same time, and
         nothing else.
     resolved
         The engine of a run that is continued, see :attr:`engine_taken`.
@@ -131,22 +148,22 @@ class SimulatedClients(Workers):
         The loss and the metrics; by default the data's own.
     personal
         Patterns over the names of parameters and buffers that stay with each client, see
-        :meth:`fedclade.core.Layout.of`. All start from the module's.
+        :meth:`fedclade.core.Layout.of`. All clients start from the module's values.
     private
-        That all local training is DP-SGD, also of what clients keep: what they share later depends
-        on that.
+        Settings of DP-SGD for all local training, or None. Training of models that clients do not
+        share is private as well, since what they share later depends on them.
     always_replies
         Whether every client replies to every training query, with zeros in place of an update that
         is not finite, with a shorter update in place of one that is too long, and without losses.
-        Clients with differential privacy do: whether a reply is missing, and why, would reveal
+        Clients with differential privacy do so: whether a reply is missing, and why, would reveal
         something about the data without any noise.
 
     Raises
     ------
     ConfigError
-        If the engine is unknown, or a pattern matches nothing; if a loss of the user's own fails on
-        some examples, or lets them depend on each other without being declared so; if training is
-        private, and the module mixes examples, the loss is one over the batch, or the data changes
+        If the engine is unknown, or a pattern matches nothing; if a user's own loss fails on some
+        examples, or makes them depend on each other without being declared so; if training is
+        private, and the module mixes examples, the loss is over the batch, or the data changes
         during a run.
     ModelError
         If the module does not take the federation's inputs, cannot be trained on them, or gives
@@ -183,13 +200,13 @@ class SimulatedClients(Workers):
         except ConfigError as error:
             if not always_replies:
                 raise
-            # it quotes losses, which a private client must not send to a server
+            # The message quotes losses, which a private client must not send to a server.
             _log.error("%s", error)
             raise ConfigError(
                 f"task.loss = {fitted.loss_name} does not fit the model, or lets examples depend "
                 "on each other; the log of the client has the details"
             ) from None
-        if self._task.over_batch:  # of which a part of a client's examples has another
+        if self._task.over_batch:  # a loss over the batch cannot be computed in chunks
             self._chunk = max(self._chunk, len(pool.y))
         if private is not None:
             check_private(module, self.layout.full, federation, self._task)
@@ -222,36 +239,39 @@ class SimulatedClients(Workers):
 
     @property
     def engine_taken(self) -> str | None:
-        """What rounding depends on of the engine: also the way inside worker processes. None before the first round."""
+        """Engine that trains, with the one inside worker processes; None before the first round.
+
+        Rounding depends on it.
+        """
         return self._engine.resolved
 
     @property
     def module(self) -> nn.Module:
-        """The model's structure; its parameters are whatever was computed last."""
+        """The model's structure; its parameters have arbitrary values."""
         return self._module
 
     @property
     def smallest_batch(self) -> int:
-        """Examples of the smallest batch that the model can train on."""
+        """Number of examples in the smallest batch on which the model can be trained."""
         return self._batch_rule.smallest
 
     @property
     def ids(self) -> Sequence[int]:
-        """All clients, in a fixed order."""
+        """Ids of all clients, in a fixed order."""
         return self._federation.ids
 
     @property
     def sizes(self) -> Mapping[int, int]:
-        """Number of training examples of each client, in the latest stage that was asked about."""
+        """Number of training examples of each client, in the latest stage of any query so far."""
         return self._stages.now.federation.sizes
 
     @property
     def kept(self) -> dict[int, dict[str, Tensor]]:
-        """The personal parameters ``[P]`` and models ``[F]`` that clients keep now, by client and name."""
+        """Personal parameters ``[P]`` and models ``[F]`` that clients store, by client and name."""
         return self.whole.kept(self.ids)
 
     def handle_updates(self, query: UpdateQuery) -> Updates:
-        """Let each client train from its model, or take the gradient at it; return the updates that do not diverge.
+        """Let each client train its model, or compute a gradient; leave out updates that diverge.
 
         Raises
         ------
@@ -299,7 +319,7 @@ class SimulatedClients(Workers):
     def _moved(
         self, clients: Sequence[Trained], start: Start, this_round: Round, out: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Train some clients; return what their whole models moved by, ``[k, F]``, and their losses."""
+        """Train some clients; return the updates of their whole models, ``[k, F]``, and losses."""
         block = list(zip(clients, start.rows, start.anchors, strict=True))
         if this_round.personal_epochs == 0:
             return self._train_block(block, start.models, this_round, start.optimizer, out=out)
@@ -310,7 +330,8 @@ class SimulatedClients(Workers):
             this_round, spec=spec, longest=1.0, purpose=f"{this_round.purpose} personal"
         )
         moved, _ = self._train_block(block, start.models, first, start.optimizer, shared)
-        moved = self.whole.only(PERSONAL, moved)  # buffers of the other part have changed too
+        # Buffers of the shared part have changed as well, and must not be kept.
+        moved = self.whole.only(PERSONAL, moved)
         models = torch.cat([start.models[: len(block)] + moved, start.models[len(block) :]])
         then, losses = self._train_block(block, models, this_round, start.optimizer, own)
         return moved + self.whole.only("shared", then), losses
@@ -347,7 +368,7 @@ class SimulatedClients(Workers):
         return Evaluation.concat([judge.evaluate(query, *part) for part in parts])
 
     def handle_data(self, query: DataQuery[R]) -> R:
-        """Let each client answer a query from its own data."""
+        """Let each client reply to a query about its own data."""
         held = self._stages.in_round(query.data_round or query.round_number)
         return query.answer_all(SimulatedData(held, self.whole, self._module, self.store))
 
@@ -365,7 +386,7 @@ class SimulatedClients(Workers):
             work = replace(self._workload(block, models, this_round), fixed=fixed).weighted(
                 weights or {}
             )
-            # what is trained for another purpose begins with a new one, and leaves nothing
+            # Training for another purpose begins with a new optimizer, and its state is not stored.
             if optimizer is None:
                 once = replace(work, spec=replace(work.spec, keep_state=False))
                 moved, losses = self._batch_rule.train(engine, once, out)
@@ -378,7 +399,8 @@ class SimulatedClients(Workers):
                     make_usable(moved, losses)
                     _make_states_finite(work)
                 self.store.keep_states(work, this_round.number, optimizer, moved, losses)
-            if this_round.longest > 1 and self._private is None:  # private examples choose nothing
+            # With DP-SGD, accepting a scaled update by the loss on examples would not be private.
+            if this_round.longest > 1 and self._private is None:
                 stretch(work, moved, this_round.longest, self._chunk)
             return moved, losses
 
@@ -386,13 +408,13 @@ class SimulatedClients(Workers):
             try:
                 return trained_by(self._engine)
             except CannotTrainTogether as reason:
-                # though it could train those that it was tried on
+                # The engine could train the clients of its trial, but not these.
                 warning = f"engine {self.engine} cannot train some clients together: {reason}; using the loop"
                 if warning not in self._warned:
                     _log.warning(warning)
                     self._warned.add(warning)
                 return trained_by(LoopEngine())
-        except ConfigError:  # of an engine that the user chose, and that names what prevents it
+        except ConfigError:  # an engine that the user chose; the message has the reason
             raise
         except MODULE_ERRORS as error:
             each = ((one[0][0], self._workload([one], models, this_round)) for one in block)
@@ -429,13 +451,16 @@ class SimulatedClients(Workers):
             len(this_round.examples(int(n), keys[client]))
             for client, n in zip(ids, sizes, strict=True)
         ]
-        # none of models that clients keep
+        # Updates are ``[n, 0]`` if clients train models that they do not share.
         n_parameters = min(deltas.shape[1], models * self.layout.n_parameters)
         return Updates.received(ids, trained, deltas, n_parameters, losses, this_round.number)
 
 
 def _make_states_finite(work: Workload) -> None:
-    """Make what clients store of their training finite, so that whether it is stored does not depend on their data."""
+    """Make the states that clients store finite.
+
+    Otherwise whether a state is stored would depend on the data of a private client.
+    """
     for job in work.jobs:
         state = work.states.get(job.client, {})
         work.states[job.client] = {name: tensor.nan_to_num() for name, tensor in state.items()}

@@ -1,4 +1,4 @@
-"""The data of simulated clients, where they train and evaluate."""
+"""Data of simulated clients, on the device on which they train and evaluate."""
 
 from __future__ import annotations
 
@@ -12,25 +12,41 @@ from torch import Tensor, nn
 from fedclade.core import Indices, ModelError, Positions, Round, Split
 from fedclade.data import Augment, ClientTable, Federation, SplitRows, map_labels
 
-# The inputs of a split where clients train and evaluate: which there are, and which of them each
-# client holds.
+# The distinct inputs of a split on the device, and the inputs of each client.
 
 FETCHED_AT_A_TIME = 1024
-"""Inputs that are fetched from the pool in one go when a split is gathered."""
+"""Number of inputs that are fetched from the pool at once when a split is gathered."""
 
 
 class SplitInputs:
-    """The distinct inputs of a split, and which of them each client holds.
+    """Distinct inputs of a split, and the inputs that each client has.
 
-    An input is an example of the pool, turned. Each has a place: they are numbered in the order in
-    which the clients hold them, so that an input that several hold is there once, and what one
-    client alone holds lies side by side. Clients with the same indices and turns share a set of
-    places.
+    An input is an example of the pool, rotated by quarter turns. Inputs are numbered by places, in
+    the order in which they occur among the clients: an input of several clients has one place, and
+    the inputs that only one client has are adjacent. Clients with the same indices and turns share
+    a set of places.
 
-    ``set_of`` is the set of each client, int64 ``[n]`` in the order of the federation; ``sizes``
-    and ``starts`` say how many places each set has, and from where on among those of all
-    (:meth:`at`). All inputs stay on the device, once they were needed, if ``keeps`` is set; each
-    has ``bytes_each``.
+    Parameters
+    ----------
+    federation
+        The clients.
+    split
+        The split.
+    device
+        Device for the inputs.
+
+    Attributes
+    ----------
+    set_of
+        Number of the set of each client, int64 ``[n]`` in the order of the federation.
+    sizes
+        Number of places of each set.
+    starts
+        Start of each set in the concatenation of all sets, see :meth:`at`.
+    keeps
+        Whether all inputs stay on the device once they have been used.
+    bytes_each
+        Bytes of one input.
     """
 
     def __init__(self, federation: Federation, split: Split, device: torch.device) -> None:
@@ -56,16 +72,19 @@ class SplitInputs:
         return len(self._indices)
 
     def places_of(self, number: int) -> Indices:
-        """Return the places of a set."""
+        """Return the places of a set, given its number."""
         start = self.starts[number]
         return self._places[start : start + self.sizes[number]]
 
     def at(self, numbers: Indices) -> Indices:
-        """Return the places that stand there, where those of all sets stand behind each other."""
+        """Return the places at some indices in the concatenation of all sets."""
         return self._places[numbers]
 
     def inputs(self, places: Indices) -> Tensor:
-        """Return the inputs at these places as a model takes them, ``[n, ...]``; a view if they lie side by side."""
+        """Return the inputs at some places, ``[n, ...]``, as a model takes them.
+
+        The result is a view if the places are adjacent and the inputs are kept.
+        """
         if not self.keeps:
             return self._fetched(places)
         if self._kept is None:
@@ -76,13 +95,13 @@ class SplitInputs:
         return self._kept.index_select(0, torch.from_numpy(places).to(self._device))
 
     def _check_unchanged(self, kept: Tensor) -> None:
-        """Check that no forward pass has written into the inputs since this was called first.
+        """Check that no forward pass has written into the inputs since the first check.
 
         Raises
         ------
         ModelError
-            If one has, and did not do so in the trial before the first round, so that it was given
-            no copies.
+            If one has. The trial before the first round did not detect such writes, so the model
+            does not get copies of its inputs.
         """
         if self._version is None:
             self._version = kept._version
@@ -94,14 +113,14 @@ class SplitInputs:
             )
 
     def targets(self, places: Indices) -> Tensor:
-        """Return the pool's targets at these places, ``[n]`` or ``[n, T]``, on the CPU."""
+        """Return the pool's targets at some places, ``[n]`` or ``[n, T]``, on the CPU."""
         return self._pool.y[torch.from_numpy(self._rows(places)[0])]
 
     def _rows(self, places: Indices) -> tuple[Indices, Indices]:
-        """Return which examples of the pool lie at these places, and how they are turned."""
+        """Return the pool's rows of the examples at some places, and their quarter turns."""
         return self._indices[places], self._turns[places]
 
-    @torch.inference_mode(False)  # clients may train on what an evaluation gathers
+    @torch.inference_mode(False)  # clients may train on inputs that an evaluation has gathered
     def _gathered(self) -> Tensor:
         whole = self._empty(len(self))
         for start in range(0, len(self), FETCHED_AT_A_TIME):
@@ -128,11 +147,11 @@ class SplitInputs:
 
 
 class WholePool:
-    """The inputs of a pool in which clients lie side by side, client behind client, for all splits together.
+    """Inputs of a pool in which the examples of each client are adjacent, for all splits together.
 
-    They are the pool's own tensor where the model takes it as it is: then nothing is copied, and of
-    a file in memory is only what was used. Else they are kept on the device if all of them fit the
-    ``budget``.
+    They are the pool's own tensor if the model takes it unchanged: then nothing is copied, and if
+    the pool is a file, only the parts in use are in memory. Otherwise they are stored on the device
+    if all of them fit into ``budget`` bytes.
     """
 
     def __init__(
@@ -155,9 +174,9 @@ class WholePool:
 
 
 class SideBySide(SplitInputs):
-    """The inputs of a split in such a pool: places are the pool's own rows, and each client is a set of its own.
+    """Inputs of a split in a :class:`WholePool`: places are rows of the pool, each client is a set.
 
-    So it takes no array over all examples, and none of its own over all clients.
+    It needs no array over all examples, and no array of its own over all clients.
     """
 
     def __init__(self, whole: WholePool, rows: SplitRows) -> None:
@@ -177,11 +196,14 @@ class SideBySide(SplitInputs):
         return len(self._pool.x)
 
     def places_of(self, number: int) -> Indices:
-        """Return the places of a set."""
+        """Return the places of a set, given its number."""
         return np.arange(self.starts[number], self.starts[number] + self.sizes[number])
 
     def run(self, place: int) -> Tensor:
-        """Return the inputs of the client at a place in the federation, ``[n, ...]``: a view if they are kept."""
+        """Return the inputs of the client at a place in the federation, ``[n, ...]``.
+
+        The result is a view if the inputs are kept.
+        """
         if not self.keeps:
             return self._fetched(self.places_of(place))
         start = int(self.starts[place])
@@ -191,7 +213,10 @@ class SideBySide(SplitInputs):
         return self._kept[start : start + count]
 
     def targets_of(self, place: int) -> Tensor:
-        """Return the targets of the client at a place, ``[n, ...]``, as it sees them, on the CPU."""
+        """Return the targets ``[n, ...]`` of a client by its position, mapped by its label map.
+
+        They are on the CPU.
+        """
         start = int(self.starts[place])
         count = int(self.sizes[place])
         seen = self._pool.y[start : start + count]
@@ -199,7 +224,7 @@ class SideBySide(SplitInputs):
         return seen if view < 0 else map_labels(seen, self._whole.label_maps[view])
 
     def at(self, numbers: Indices) -> Indices:
-        """Return the places that stand there: themselves."""
+        """Return the places at some indices; here, an index is its own place."""
         return numbers
 
     def _rows(self, places: Indices) -> tuple[Indices, Indices]:
@@ -215,8 +240,11 @@ class SideBySide(SplitInputs):
 
 
 def _sets(federation: Federation, split: Split, examples: int) -> tuple[Indices, Indices, Indices]:
-    """Return the set of each client, how many inputs each set has, and these: ``turns * examples + index``."""
-    # whose arrays of indices are made when asked for
+    """Return the set of each client, the size of each set, and all sets, concatenated.
+
+    An entry of a set is ``turns * examples + index``.
+    """
+    # A table creates a client's index arrays on request, so they are not compared by identity.
     if isinstance(table := federation.clients, ClientTable):
         rows = table.split(split)
         everyone = np.arange(len(table))
@@ -234,17 +262,23 @@ def _sets(federation: Federation, split: Split, examples: int) -> tuple[Indices,
     return np.array(set_of), np.array([len(members) for members in sets]), np.concatenate(sets)
 
 
-# Augmentation of training batches: a hook on the module, so that engines need not know of it.
+# Augmentation of training batches: a hook on the module, so that it works with every engine.
 
 
 class Augmentation:
-    """A hook that changes a module's inputs before the forward pass, in training mode alone."""
+    """Forward pre-hook that changes a module's inputs in training mode."""
 
     def __init__(self, augment: Augment) -> None:
         self._augment = augment
 
     def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-        """Return the augmented inputs; None leaves them as they are."""
+        """Return the augmented inputs; None in evaluation mode, which leaves the inputs unchanged.
+
+        Raises
+        ------
+        ValueError
+            If the function does not return one tensor with as many inputs.
+        """
         if not module.training:
             return None
         x = self._augment(inputs[0])
@@ -257,7 +291,10 @@ class Augmentation:
 
 
 def augmented(module: nn.Module, augment: Augment | None) -> nn.Module:
-    """Return a copy of a module whose training batches are augmented; the module itself where there is no function."""
+    """Return a copy of a module whose training batches are augmented.
+
+    Without a function the module itself is returned.
+    """
     if augment is None:
         return module
     changed = copy.deepcopy(module)
@@ -271,7 +308,7 @@ def is_augmented(module: nn.Module) -> bool:
 
 
 def remove_augmentation(module: nn.Module) -> None:
-    """Let a module take its training batches as they are."""
+    """Remove the augmentation of training batches from a module."""
     for number in _hooks(module):
         del module._forward_pre_hooks[number]  # pyright: ignore[reportPrivateUsage]
 
@@ -282,16 +319,27 @@ def _hooks(module: nn.Module) -> list[int]:
 
 
 SPLITS: tuple[Split, ...] = ("train", "test", "validation")
-"""In the order in which they are given memory."""
+"""All splits, in the order in which they get memory."""
 
 
 class ClientsData:
-    """What each client holds, gathered from the pool once and kept on the device as long as it fits.
+    """Data of all clients, gathered from the pool once and stored on the device if it fits.
 
-    ``budget`` is the bytes it may take. Training data come first, then test and validation data;
-    what does not fit any more is not kept, but fetched again whenever it is needed. Where examples
-    are on their own (``alone``), equal ones are not kept together in parts: in which part one is
-    then says nothing of the others, as its privacy needs.
+    Training data come first, then test and validation data. Data that do not fit are fetched again
+    whenever they are needed.
+
+    Parameters
+    ----------
+    federation
+        The clients.
+    device
+        Device for the data.
+    budget
+        Bytes that the data may take.
+    alone
+        Whether examples are assigned to parts of the data independently of each other, as
+        example-level privacy requires. Otherwise equal examples are kept together in parts, so that
+        the part of an example depends on other examples.
     """
 
     def __init__(
@@ -314,7 +362,7 @@ class ClientsData:
         else:
             self.splits = {split: SplitInputs(federation, split, device) for split in SPLITS}
             for split, held in self.splits.items():
-                # Targets are kept of training examples, for each client as it sees them.
+                # Targets are stored for training examples only, mapped by each client's label map.
                 targets = int(held.sizes[held.set_of].sum()) if split == "train" else 0
                 wanted += len(held) * held.bytes_each + targets * one.nbytes
                 held.keeps = wanted <= budget
@@ -322,23 +370,23 @@ class ClientsData:
         self.bytes_each = self.splits["train"].bytes_each + one.nbytes
 
     def places(self, ids: Sequence[int]) -> Indices:
-        """Return where some clients stand in the order of the federation, int64 ``[n]``."""
+        """Return the positions of some clients in the order of the federation, int64 ``[n]``."""
         if isinstance(positions := self.positions, Positions):
             return positions.of(ids)
         return np.array([positions[client] for client in ids], dtype=np.int64)
 
     def of(self, client: int) -> tuple[Tensor, Tensor]:
-        """Return a client's training inputs and targets ``[n, ...]``, as it sees them.
+        """Return a client's training inputs and targets ``[n, ...]``, with its label map applied.
 
-        Those of all clients lie in one tensor, client behind client in the order of the federation,
-        so that an engine can draw the batches of several clients in one go.
+        The targets, and where possible the inputs, of all clients are views of one tensor in the
+        order of the federation, so that an engine can draw the batches of several clients at once.
         """
         held = self.splits["train"]
         if not held.keeps:
             inputs, targets = self._federation.examples(client, "train")
             return inputs.to(self._device), targets.to(self._device)
         place = self.positions[client]
-        # and a million clients' targets are not gathered for the few that train
+        # With many clients, only the targets of the clients that train are fetched.
         if isinstance(held, SideBySide):
             return held.run(place), held.targets_of(place).to(self._device)
         places = held.places_of(held.set_of[place])
@@ -347,7 +395,7 @@ class ClientsData:
         return held.inputs(places), self._targets[client]
 
     def examples(self, client: int, this_round: Round) -> tuple[Tensor, Tensor]:
-        """Return what a client trains on in a round: all its training examples, or a part of them."""
+        """Return a client's inputs and targets in a round: all training examples, or a part."""
         inputs, targets = self.of(client)
         if this_round.part is None:
             return inputs, targets
@@ -357,7 +405,7 @@ class ClientsData:
         return inputs[part], targets[part]
 
     def _copies_of(self, client: int) -> Indices:
-        """Return numbers of a client's training examples ``[n]``: those of equal inputs and targets have the same."""
+        """Return a number for each training example of a client, ``[n]``; copies have the same."""
         if client not in self._copies:
             numbers: dict[bytes, int] = {}
             pairs = zip(*(each.cpu().numpy() for each in self.of(client)), strict=True)

@@ -1,4 +1,4 @@
-"""Evaluation of simulated clients: each model sees each input once, and all clients' scores come from that."""
+"""Evaluation of simulated clients, with one forward pass per distinct pair of model and input."""
 
 from __future__ import annotations
 
@@ -33,18 +33,21 @@ from fedclade.training.data import ClientsData, SplitInputs
 from fedclade.training.jobs import full
 from fedclade.training.threads import WORTH_SHARING, using_threads
 
-# Forward passes of an evaluation: which inputs go through which model together.
+# Forward passes of an evaluation: the inputs that go through a model together.
 
 LARGEST_PASS = 1024
-"""Examples in a forward pass, at most."""
+"""Largest number of examples in a forward pass."""
 
 TOLERANCE = 5e-3
-"""How far outputs may depend on the size of a pass, relative to the largest: convolutions on a GPU keep 10 bits."""
+"""Largest difference of outputs between passes of different size, relative to the largest output.
+
+Convolutions on a GPU keep 10 bits.
+"""
 
 
 @dataclass(frozen=True)
 class Pass:
-    """A forward pass: the model of a row, on the inputs at some places."""
+    """A forward pass of one model, given by its row, on the inputs at some places."""
 
     row: int
     places: Indices
@@ -52,20 +55,36 @@ class Pass:
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Passes behind each other, at least one, and the examples that are scored by them."""
+    """One or more passes, concatenated, and the examples that are scored by their outputs."""
 
     passes: list[Pass]
     examples: Indices
-    at: Indices  #: of each example, which of the inputs of these passes is its own
+    at: Indices  #: index, among the concatenated inputs of the passes, of each example's input
 
 
 class Examples:
-    """The examples of some queries, and the distinct pairs of model and input that they come down to.
+    """Examples of some queries, and the distinct pairs of model and input that they need.
 
-    Each of q queries has the row of a model and a set of inputs, and they are sorted by the first,
-    then by the second. If ``apart``, a pass holds inputs of one set only. ``query`` and ``place``
-    are of each example, int64 ``[m]``: the query it belongs to, and its input; ``largest_group`` is
-    how many inputs may pass together at most.
+    Parameters
+    ----------
+    rows
+        Row of the model of each of q queries, int64 ``[q]``. Queries are sorted by model, then by
+        set.
+    sets
+        Number of the set of inputs of each query, int64 ``[q]``.
+    held
+        The inputs of the split.
+    apart
+        Whether a pass must not mix inputs of different sets.
+
+    Attributes
+    ----------
+    query
+        Number of the query of each of m examples, int64 ``[m]``.
+    place
+        Place of the input of each example, int64 ``[m]``.
+    largest_group
+        Largest number of inputs that may share a pass.
     """
 
     def __init__(self, rows: Indices, sets: Indices, held: SplitInputs, apart: bool) -> None:
@@ -73,11 +92,11 @@ class Examples:
         self.query = np.arange(len(sets)).repeat(sizes)
         before = sizes.cumsum() - sizes
         self.place = held.at(np.arange(len(self.query)) + (held.starts[sets] - before)[self.query])
-        # Pairs of the same group may pass together.
+        # Pairs of the same group may share a pass.
         other = (np.diff(rows) != 0) | (apart & (np.diff(sets) != 0))
         group = np.concatenate([[0], other.cumsum()])
         pairs = group[self.query] * len(held) + self.place
-        # which takes little where they are sorted already
+        # A stable sort is fast where pairs are sorted already.
         self._by_pair = np.argsort(pairs, kind="stable")
         pairs = pairs[self._by_pair]
         is_new = np.diff(pairs, prepend=-1) > 0
@@ -88,7 +107,10 @@ class Examples:
         self.largest_group = int(np.diff(self._edges).max())
 
     def blocks(self, pass_size: int, block_size: int) -> Iterator[Block]:
-        """Cut the pairs into passes of at most ``pass_size`` inputs, and put these into blocks of one or several."""
+        """Cut the pairs into passes of at most ``pass_size`` inputs, and group passes into blocks.
+
+        A block has at most ``block_size`` inputs, or one pass.
+        """
         passes: list[Pass] = []
         start = stop = 0
         for row, (first, last) in zip(self._rows, pairwise(self._edges), strict=True):
@@ -109,17 +131,21 @@ class Examples:
 
 @dataclass(frozen=True)
 class Traits:
-    """What a module's forward pass is like."""
+    """Properties of a module's forward pass."""
 
-    entries: int  #: of its largest tensor, for each example
-    operations: float  #: in floating point, for each example
-    #: whether what it gives for an example depends on the others in the pass, or on the passes before
+    entries: int  #: entries of the largest tensor, per example
+    operations: float  #: floating-point operations, per example
+    #: whether the output for an example depends on other examples of the pass, or on earlier passes
     mixes: bool
 
     @classmethod
     @torch.no_grad()
     def of(cls, module: nn.Module, inputs: Tensor) -> Traits:
-        """Try a module in evaluation mode on four inputs; fewer are repeated, and would not show that it mixes them."""
+        """Measure the traits of a module in evaluation mode on four inputs.
+
+        If there are fewer inputs they are repeated; equal inputs would not show that a module mixes
+        them.
+        """
         four = inputs[torch.arange(4) % len(inputs)]
         two, others = four.split(2)
         with FlopCounterMode(display=False) as counter:
@@ -127,30 +153,37 @@ class Traits:
                 together = module(four)
             with _Sizes() as of_two:
                 first = module(two)
-        # What does not grow with the inputs does not count, such as a copy of a parameter.
+        # Tensors that do not grow with the number of inputs, such as a copy of a parameter, do not
+        # count.
         growth = (
             max(large - small for large, small in zip(of_four.sizes, of_two.sizes, strict=False))
             // 2
         )
         apart = torch.cat([first, module(others)])
-        # Outputs of a model that has diverged are NaN or infinite; those in half precision keep
-        # fewer digits.
+        # Outputs of a model that has diverged are NaN or infinite. Outputs in half precision have
+        # fewer digits, so they get a larger tolerance.
         relative = max(TOLERANCE, 4 * torch.finfo(together.dtype).eps)
         tolerance = relative * float(together.abs().nan_to_num(0.0, 0.0).max())
         mixes = not torch.allclose(together, apart, rtol=0, atol=tolerance, equal_nan=True)
         return cls(max(growth, four[0].numel()), counter.get_total_flops() / (4 + 2), mixes)
 
     def pass_size(self, entries: int) -> int:
-        """Return how many inputs to pass together, so that no tensor has more than so many entries."""
+        """Return the largest size of a pass in which no tensor exceeds ``entries`` entries.
+
+        It is at least 1, and at most :data:`LARGEST_PASS`.
+        """
         return max(1, min(LARGEST_PASS, entries // self.entries))
 
     def threads(self, inputs: int) -> int:
-        """Return how many threads a pass of so many inputs is worth."""
+        """Return the number of threads for a pass of ``inputs`` inputs.
+
+        It is 1 unless the pass has enough operations to be faster with all threads.
+        """
         return torch.get_num_threads() if inputs * self.operations >= WORTH_SHARING else 1
 
 
 class _Sizes(TorchDispatchMode):
-    """Notes how many entries the results of all operations have."""
+    """Dispatch mode that records the number of entries of the results of all operations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -164,20 +197,20 @@ class _Sizes(TorchDispatchMode):
         return results
 
 
-# Scores of examples by what models give for them, and of clients by all of their examples.
+# Scores of examples by the models' outputs, and of clients by all of their examples.
 
 _log = logging.getLogger(__name__)
 
 
 class Whole:
-    """Metrics, and a loss, of all outputs of a client together: keeps the outputs until it has them all.
+    """Metrics, and a loss, that need all outputs of a client at once; collects the outputs.
 
     Parameters
     ----------
     task
-        The metrics, and the loss if it is one over a whole batch.
+        The metrics, and the loss if it is a loss over a whole batch.
     warned
-        Names of metrics of whose errors users have been warned; more are added.
+        Names of metrics whose errors have already been logged; names are added.
     """
 
     def __init__(self, task: FittedTask, warned: set[str]) -> None:
@@ -196,7 +229,7 @@ class Whole:
         return bool(self._metrics) or self._task.over_batch
 
     def keep(self, examples: Indices, outputs: Tensor, at: Tensor, seen: Tensor) -> None:
-        """Keep the outputs for some examples; see :func:`score`."""
+        """Store the outputs for some examples, given the arguments of :func:`score`."""
         if self._is_needed:
             self._examples.append(examples)
             self._device = outputs.device
@@ -206,9 +239,20 @@ class Whole:
     def of_queries(
         self, query: Indices, clients: Sequence[int]
     ) -> Iterator[tuple[int, dict[int, float]]]:
-        """Yield the numbers of each query, by the rows of the metrics; ``query`` is of each example.
+        """Yield the number of each query and its scores, by row of the metric.
 
-        A loss over the batch is in the row behind the metrics, times the number of targets.
+        Parameters
+        ----------
+        query
+            Number of the query of each example, int64 ``[m]``.
+        clients
+            The client of each query.
+
+        Yields
+        ------
+        tuple
+            The number of a query and its scores by row. A loss over the batch is in the row after
+            those of the metrics, times the number of targets.
         """
         if not self._is_needed:
             return
@@ -231,14 +275,15 @@ class Whole:
 
     def _number(self, metric: Metric, outputs: Tensor, targets: Tensor, client: int) -> float:
         """Return the score of a client; NaN if it has none."""
-        assert metric.whole is not None  # of those that are kept
+        assert metric.whole is not None  # so are all metrics in self._metrics
         if not bool(outputs.isfinite().all()):
             return metric.worst
         try:
-            # Copies, since a user's own metric may work in place, and the next one gets the same.
+            # Copies, since a user's own metric may work in place, and the next metric gets the same
+            # tensors.
             score = metric.whole(outputs.clone(), targets.clone())
             return math.nan if score is None else float(score)  # pyright: ignore[reportUnnecessaryComparison]  (of users)
-        except Exception as error:  # whatever a metric of the user's raises: it ends no run
+        except Exception as error:  # an error of a user's metric must not end the run
             if metric.name not in self._warned:
                 _log.warning(
                     "client %d, and perhaps others, have no score by %s: %s: %s",
@@ -249,19 +294,31 @@ class Whole:
 
 
 def like_targets(task: FittedTask, outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return outputs ``[n, ...]`` in the shape of the targets of one example, if targets are numbers, or 0 and 1."""
+    """Return outputs ``[n, ...]`` in the shape of targets, if targets are numbers, or 0 and 1."""
     if task.kind in ("binary", "multilabel", "regression"):
         return outputs.reshape(len(outputs), *targets.shape[1:])
     return outputs
 
 
 def score(task: FittedTask, outputs: Tensor, at: Tensor, seen: Tensor) -> Tensor:
-    """Score examples by the outputs ``[b, ...]`` of the distinct inputs.
+    """Score examples by the outputs of the distinct inputs.
 
-    ``at`` is which of these is the input of each example, int64 ``[m]``, and ``seen`` its targets
-    ``[m, ...]``, as its client sees them. Returns for each example the terms of each metric (0 for
-    those of all outputs together), its loss, and how many of its targets count, float64 ``[M + 2,
-    m]``.
+    Parameters
+    ----------
+    task
+        The metrics and the loss.
+    outputs
+        Outputs for the distinct inputs, ``[b, ...]``.
+    at
+        Index of each example's input among these outputs, int64 ``[m]``.
+    seen
+        Targets ``[m, ...]`` of the examples, with each client's own label map.
+
+    Returns
+    -------
+    Tensor
+        For each example the terms of each of M metrics (0 for metrics of all outputs together), its
+        loss, and its number of targets that count, float64 ``[M + 2, m]``.
     """
     at = at.to(outputs.device)
     seen = seen.to(outputs.device)
@@ -269,7 +326,7 @@ def score(task: FittedTask, outputs: Tensor, at: Tensor, seen: Tensor) -> Tensor
     outputs = like_targets(task, outputs, seen)
     if task.is_plain:
         losses = _nats(outputs, at, seen)
-    elif task.over_batch:  # of a client's examples together, see Whole
+    elif task.over_batch:  # computed from all examples of a client at once, see Whole
         losses = torch.zeros_like(counts)
     else:
         losses = task.losses(outputs[at], seen).double() * counts
@@ -298,13 +355,28 @@ def _terms(metric: Metric, outputs: Tensor, at: Tensor, seen: Tensor, losses: Te
 
 
 def wins_of(ids: Sequence[int], losses: Sequence[NDArray[Any]]) -> Tensor:
-    """Return of how many examples of its client each model has the least loss; those of a client stand side by side."""
+    """Return, for each model, the number of its client's examples on which it has the least loss.
+
+    Parameters
+    ----------
+    ids
+        The client that evaluates each model; equal ids are adjacent.
+    losses
+        Losses of each model on all examples of its client.
+
+    Returns
+    -------
+    Tensor
+        Numbers of examples, int64 ``[n]``. The first model wins if losses are equal; NaN counts as
+        infinite.
+    """
     wins = torch.zeros(len(ids), dtype=torch.int64)
     first = 0
     while first < len(ids):
         stop = next(
             (place for place in range(first, len(ids)) if ids[place] != ids[first]), len(ids)
         )
+        # A model with a loss of NaN must not win, but argmin would return its row.
         table = np.nan_to_num(np.stack(losses[first:stop]), nan=np.inf)
         wins[first:stop] = torch.from_numpy(
             np.bincount(table.argmin(axis=0), minlength=stop - first)
@@ -315,25 +387,38 @@ def wins_of(ids: Sequence[int], losses: Sequence[NDArray[Any]]) -> Tensor:
 
 ENTRIES_AT_A_TIME = 2**24
 ENTRIES_AT_A_TIME_ON_CPU = 2**22
-"""Of the largest tensor in a forward pass, and of the logits that are scored in one go.
+"""Largest number of entries of a tensor in a forward pass, and of logits scored at once.
 
-16 MiB on a CPU, in float32: they stay in its caches, and in memory that need not be mapped anew
-each time.
+On a CPU this is 16 MiB in float32: such tensors stay in its caches, and in memory that need not be
+mapped again each time.
 """
 
 EXAMPLES_AT_A_TIME = 2**20
-"""How many of the clients' examples are looked up in one go, unless a single client has more."""
+"""Number of the clients' examples that are looked up at once, unless a single client has more."""
 
 
 class Evaluator:
     """Evaluates models for the clients of a federation.
 
-    All clients of a model are evaluated together: an input that several of them hold passes through
+    All clients of a model are evaluated together: an input that several clients have passes through
     the model once, and inputs of different clients fill a pass. Each example of each client is then
-    scored by the label that the client sees. Only if what a module gives for an example depends on
-    the others in the pass, or on the passes before, clients that do not hold the same inputs have
-    passes of their own. The state of the module, which is on the device of the data, is
+    scored with its label, mapped by the client's label map. Only if the output for an example
+    depends on other examples of the pass, or on earlier passes, do clients with different inputs
+    get separate passes. The state of the module, which is on the device of the data, is
     overwritten.
+
+    Parameters
+    ----------
+    federation
+        The clients.
+    module
+        The model's structure.
+    layout
+        Layout of the whole model.
+    data
+        The clients' data on the device.
+    task
+        The metrics and the loss.
     """
 
     def __init__(
@@ -349,7 +434,7 @@ class Evaluator:
         self._data = data
         self._task = task
         self._traits: Traits | None = None
-        self._warned = set[str]()  # of errors of metrics
+        self._warned = set[str]()  # names of metrics whose errors have been logged
         pool = federation.pool
         self._logits_each = pool.outputs * max(1, pool.y[:1].numel())
         self._view_of, self._maps = _views(federation)
@@ -357,7 +442,19 @@ class Evaluator:
     def evaluate(
         self, query: EvaluationQuery, part: slice, models: Tensor, assignment: Sequence[int]
     ) -> Evaluation:
-        """Let each client of a part of a query evaluate its model, by its row of ``[m, F]``."""
+        """Evaluate each client's model, for the clients in a part of a query.
+
+        Parameters
+        ----------
+        query
+            The evaluation query.
+        part
+            The part, as a slice of the query's clients.
+        models
+            Models ``[m, F]``.
+        assignment
+            Row of the model of each client in the part.
+        """
         ids = query.ids[part]
         split = query.split
         compares = query.compares
@@ -365,7 +462,7 @@ class Evaluator:
             self._task.check_losses_of_examples()
         queries, query_of, makes, held = self._queries(ids, assignment, split, len(models))
         scores = np.empty((len(self._task.metrics) + 2, len(queries[0])))
-        # the losses of the examples of each query
+        # Losses of the examples of each query.
         each: list[NDArray[Any]] | None = [] if compares else None
         for part in _parts(queries, held):
             of_whom = [ids[place] for place in makes[part].tolist()]
@@ -376,7 +473,19 @@ class Evaluator:
     def evaluate_mixture(
         self, ids: Sequence[int], models: Tensor, weights: Tensor, split: Split
     ) -> Evaluation:
-        """Let each client evaluate the mixture of all models ``[K, S]`` by its weights π, rows of ``[n, K]``."""
+        """Evaluate, for each client, the mixture of all models by the client's weights.
+
+        Parameters
+        ----------
+        ids
+            The clients.
+        models
+            The models of the mixture, ``[K, S]``.
+        weights
+            Each client's weights π, ``[n, K]``.
+        split
+            Split of the clients' data.
+        """
         scores = np.empty((len(self._task.metrics) + 2, len(ids)))
         for places, outputs, seen, counts in self.outputs(ids, models, split):
             query = np.arange(len(places)).repeat(counts)
@@ -391,10 +500,14 @@ class Evaluator:
     def outputs(
         self, ids: Sequence[int], models: Tensor, split: Split
     ) -> Iterator[tuple[list[int], Tensor, Tensor, Indices]]:
-        """Yield what each of the models ``[K, S]`` gives for the examples of some clients at a time.
+        """Yield the outputs of all models ``[K, S]`` for the examples of a few clients at a time.
 
-        That is the places of these clients, the outputs ``[K, m, ...]`` for their examples, client
-        behind client, the targets ``[m, ...]`` as each of them sees its own, and how many each has.
+        Yields
+        ------
+        tuple
+            Places of these clients in ``ids``; outputs ``[K, m, ...]`` for their examples,
+            concatenated; targets ``[m, ...]``, mapped by the label map of each client; and the
+            number of examples of each client.
         """
         held = self._held(ids, split)
         clients = self._data.places(ids)
@@ -404,7 +517,7 @@ class Evaluator:
         queries = np.stack([np.zeros_like(sets), sets, views])
         at_a_time = max(
             1, ENTRIES_AT_A_TIME // (len(models) * self._logits_each)
-        )  # an input that many hold passes once
+        )  # an input that many clients have passes once
         for part in _parts(queries, held, at_a_time):
             each: list[Tensor] = []
             for row in range(len(models)):
@@ -432,7 +545,7 @@ class Evaluator:
         )
 
     def _held(self, ids: Sequence[int], split: Split) -> SplitInputs:
-        """Return the inputs of a split, of which each of the clients must have some."""
+        """Return the inputs of a split; raise a DataError if one of the clients has none."""
         held = self._data.splits[split]
         sets = held.set_of[self._data.places(ids)]
         for k in np.flatnonzero(held.sizes[sets] == 0).tolist():
@@ -445,10 +558,11 @@ class Evaluator:
     def _queries(
         self, ids: Sequence[int], assignment: Sequence[int], split: Split, models: int
     ) -> tuple[Indices, Indices, Indices, SplitInputs]:
-        """Return the distinct queries ``[3, q]``, sorted: row of the model, set of inputs, view of the labels.
+        """Return the distinct queries ``[3, q]``, sorted, and their relation to the clients.
 
-        Besides, which of them each client makes, ``[n]``, the first place among the clients of one
-        that makes each, ``[q]``, and the inputs.
+        The rows of the queries are: row of the model, number of the set of inputs, and view of the
+        labels. The other results are the query of each client, ``[n]``, the place of a client that
+        makes each query, ``[q]``, and the inputs.
         """
         held = self._held(ids, split)
         rows = np.array([row for _, row in zip(ids, assignment, strict=True)], dtype=np.int64)
@@ -468,10 +582,10 @@ class Evaluator:
         clients: Sequence[int],
         each: list[NDArray[Any]] | None = None,
     ) -> NDArray[Any]:
-        """Return the scores of queries by each metric, their summed losses, and how many targets count, ``[M + 2, q]``.
+        """Return scores by metric, summed losses, and numbers of targets, ``[M + 2, q]``.
 
-        ``clients`` has one that makes each query. The loss of each example goes to ``each``, query
-        by query.
+        ``clients`` has one client that makes each query. The losses of each query's examples are
+        appended to ``each``.
         """
         examples = self._examples(queries, models, held)
         return self._tallied(
@@ -485,7 +599,7 @@ class Evaluator:
         passed: Iterable[tuple[Indices, Tensor, Tensor, Tensor]],
         each: list[NDArray[Any]] | None = None,
     ) -> NDArray[Any]:
-        """Return the same of examples that have passed, each of the query of a client; see :meth:`_passed`."""
+        """Return the results of :meth:`_scores`, given the outputs of :meth:`_passed`."""
         metrics = self._task.metrics
         terms = np.empty((len(metrics) + 2, len(query)))
         whole = Whole(self._task, self._warned)
@@ -496,7 +610,7 @@ class Evaluator:
             if np.isnan(terms[: len(metrics), some]).any():
                 broken = ~outputs.flatten(1).isfinite().all(1).cpu()[at.cpu()].numpy()
                 diverged[query[some][broken]] = True
-        # the examples of a query stand side by side, in the order of its inputs
+        # The examples of a query are adjacent, in the order of its inputs.
         if each is not None:
             each += np.split(terms[-2], np.bincount(query, minlength=len(clients)).cumsum()[:-1])
         scores = np.stack([np.bincount(query, of_term, len(clients)) for of_term in terms])
@@ -522,8 +636,8 @@ class Evaluator:
     def _passed(
         self, examples: Examples, queries: Indices, models: Tensor, held: SplitInputs
     ) -> Iterator[tuple[Indices, Tensor, Tensor, Tensor]]:
-        """Pass examples through the models, and yield for some at a time what :func:`score` takes."""
-        assert self._traits is not None  # of _examples
+        """Pass examples through the models; yield their indices, and arguments of :func:`score`."""
+        assert self._traits is not None  # _examples has set them
         load = _Loader(self._module, self._layout, models)
         traits = self._traits
         views = queries[2]
@@ -540,7 +654,7 @@ class Evaluator:
                 yield some, logits, torch.from_numpy(block.at), seen
 
     def _seen(self, targets: Tensor, views: Indices) -> Tensor:
-        """Return targets ``[m, ...]`` as clients with these views of the labels see them."""
+        """Return targets ``[m, ...]`` with the label map of each example's client applied."""
         if targets.is_floating_point():
             return targets
         counts = targets != IGNORED
@@ -549,10 +663,10 @@ class Evaluator:
 
 
 class _Loader:
-    """Makes the module one of the models ``[K, S]``, in evaluation mode: ``load(row)(inputs)``."""
+    """Loads a model of ``[K, S]`` into the module, in evaluation mode: ``load(row)(inputs)``."""
 
     def __init__(self, module: nn.Module, layout: Layout, models: Tensor) -> None:
-        layout.load(models[0], module)  # which checks the length
+        layout.load(models[0], module)  # also checks the length
         self._module = module.eval()
         self._row = -1
         tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
@@ -562,7 +676,10 @@ class _Loader:
         self._unsent = layout.unsent
 
     def __call__(self, row: int, anew: bool = True) -> nn.Module:
-        """Return the module; ``anew`` undoes what forward may have done to buffers of the same model."""
+        """Return the module with the model of a row; with ``anew`` reload it in any case.
+
+        A forward pass may have changed the buffers of a model that is already loaded.
+        """
         if anew or row != self._row:
             for tensor, values in self._values:
                 tensor.copy_(values[row])
@@ -573,7 +690,7 @@ class _Loader:
 
 
 def _views(federation: Federation) -> tuple[Indices, Tensor]:
-    """Return the view that each client has of the labels, ``[n]``, and the label map of each view."""
+    """Return the number of each client's label map, ``[n]``, and all label maps."""
     plain = torch.arange(federation.pool.outputs)
     if isinstance(table := federation.clients, ClientTable):
         view = np.broadcast_to(np.int64(0), len(table)) if table.view is None else table.view + 1
@@ -587,7 +704,7 @@ def _views(federation: Federation) -> tuple[Indices, Tensor]:
 
 
 def _parts(queries: Indices, held: SplitInputs, examples: int | None = None) -> Iterator[slice]:
-    """Cut queries into parts of some examples."""
+    """Cut queries into parts of about ``examples`` examples."""
     part = held.sizes[queries[1]].cumsum() // (examples or EXAMPLES_AT_A_TIME)
     for start, stop in pairwise([*np.unique(part, return_index=True)[1].tolist(), len(part)]):
         yield slice(start, stop)

@@ -1,4 +1,4 @@
-"""What an engine gets to do: the clients of a round, each with its data, its model and its own randomness."""
+"""Workload of an engine: the clients of a round, with their data, models and generators."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from fedclade.core import BESIDE, ConfigError, Layout, LocalRule, LocalTraining,
 from fedclade.data import Federation
 from fedclade.tasks import FittedTask
 
-# What every step of local training begins with: its batch, and the precision of its forward pass.
+# The batches of local training, and the precision of its forward passes.
 
 Places = slice | Tensor
-"""Some of k clients: the first of them, or a list of indices."""
+"""Selection of k clients: a slice of the first of them, or a tensor of indices."""
 
 
 def batches(
@@ -31,6 +31,17 @@ def batches(
     """Yield the examples of each step of a client's local training, as indices ``[B]``.
 
     The order is drawn for every epoch, or with ``reshuffle = false`` for the first epoch alone.
+
+    Parameters
+    ----------
+    examples
+        Number of the client's training examples.
+    spec
+        Settings of local training.
+    generator
+        Generator of the orders, on the CPU.
+    device
+        Device of the indices.
     """
     left = spec.steps_with(examples)
     sizes = spec.batch_sizes(examples)
@@ -44,7 +55,7 @@ def batches(
 
 
 def precision(spec: LocalTraining, device: torch.device) -> AbstractContextManager[Any]:
-    """Return what a forward pass has to be in, to be of the precision of local training."""
+    """Return the context of a forward pass that has the precision of local training."""
     return (
         nullcontext()
         if spec.precision == "float32"
@@ -53,14 +64,15 @@ def precision(spec: LocalTraining, device: torch.device) -> AbstractContextManag
 
 
 def full(outputs: Tensor) -> Tensor:
-    """Return outputs as the loss takes them: in float32 if they are less."""
+    """Return outputs in the precision of the loss: at least float32."""
     return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
 
 
 def by_length(plans: Sequence[Sequence[Tensor]], step: int) -> list[tuple[Places, Tensor]]:
-    """Return the clients that take a step, and their batches ``[k, ..., B]``: one entry for each length of a batch.
+    """Return the clients that take a step, and their batches ``[k, ..., B]``, by length of batch.
 
-    A plan has a client's batches ``[..., B]``, and those of the longest plans come first.
+    A plan has the batches ``[..., B]`` of one client, and the longest plans come first. The result
+    has one entry for each length B.
     """
     active = [plan[step] for plan in plans if step < len(plan)]
     groups: dict[int, list[int]] = defaultdict(list)
@@ -73,20 +85,28 @@ def by_length(plans: Sequence[Sequence[Tensor]], step: int) -> list[tuple[Places
     ]
 
 
-# What DP-SGD draws and how it clips, the same in every engine (Abadi et al. 2016, Algorithm 1).
+# Sampling, noise and clipping of DP-SGD, the same in every engine (Abadi et al. 2016, Algorithm 1).
 #
 # A step of a client with n examples samples each of them with probability q = B/n, clips the
-# gradient of each to L2 norm C, and takes (Σ clipped + σC·noise) / (q·n) for the gradient:
-# momentum, decay, proximal terms and the optimizer are of that. It takes as many steps as plain
-# training would. Departs from Algorithm 1: the group of a lot is one batch.
+# gradient of each to L2 norm C, and uses (Σ clipped + σC·noise) / (q·n) as the gradient. Momentum,
+# decay, proximal terms and the optimizer are applied to that gradient. A client takes as many steps
+# as in plain training. Departs from Algorithm 1: the group of a lot is one batch.
 
 
 @dataclass(frozen=True)
 class PrivateSteps:
-    """That local training is DP-SGD, see :class:`~fedclade.channel.ExamplePrivacy`.
+    """Settings of DP-SGD as local training, see :class:`~fedclade.channel.ExamplePrivacy`.
 
-    A ``secret`` one draws from the operating system, as real clients have to: the server knows the
-    seed of a run, and with it could tell who is in a sample, and take the noise off.
+    Parameters
+    ----------
+    clip_norm
+        Largest L2 norm C of the gradient of an example.
+    noise_multiplier
+        Standard deviation σ of the noise, as a multiple of C.
+    secret
+        Whether samples and noise are drawn from the operating system, as on real clients. The
+        server knows the seed of a run; with the seed it could find out which examples are in a
+        sample, and remove the noise.
     """
 
     clip_norm: float
@@ -95,21 +115,25 @@ class PrivateSteps:
 
     @classmethod
     def of(cls, privacy: ExamplePrivacy, secret: bool = False) -> PrivateSteps:
-        """Return the steps of a privacy of examples."""
+        """Return the steps for a setting of example-level privacy."""
         return cls(privacy.clip_norm, privacy.noise_multiplier, secret)
 
     def as_trial(self) -> PrivateSteps:
-        """Return the same without noise, which would hide what engines do differently, drawn by key."""
+        """Return the same settings without noise and with draws by key, for comparing engines.
+
+        Noise would hide differences between engines.
+        """
         return replace(self, noise_multiplier=0.0, secret=False)
 
     def draws(self, job: Job, batch_size: int) -> Draws:
-        """Return what a client draws in its local training."""
+        """Return the samples and the noise of a client's local training."""
         return Draws(self, job, batch_size)
 
     def factors(self, squares: Tensor) -> Tensor:
-        """Return what clipping multiplies gradients with, given their squared norms; one that has no norm is left out.
+        """Return the factors by which clipping scales gradients with these squared norms.
 
-        Gradients are scaled to at most C(1 + 2⁻²²), by what float32 rounds.
+        The factor of a gradient whose norm is not finite is 0. Gradients are scaled to at most C(1
+        + 2⁻²²), because of rounding in float32.
         """
         norms = squares.sqrt()
         return torch.where(norms.isfinite(), self.clip_norm / norms.clamp(min=self.clip_norm), 0.0)
@@ -123,7 +147,7 @@ class Draws:
         self._secret = private.secret
         self.rate = sampling_rate(batch_size, job.size)
         self.expected = self.rate * job.size
-        """Examples in a sample on average, by which sums are divided."""
+        """Mean number of examples in a sample, by which sums of gradients are divided."""
         self.scale = private.noise_multiplier * private.clip_norm / self.expected
         """Standard deviation of the noise in a step's gradient: σC / (q·n)."""
         seed = job.generator.initial_seed()
@@ -131,7 +155,7 @@ class Draws:
         self._noise = rng.torch_generator(seed, "dp-sgd noise")
 
     def sample(self) -> Tensor:
-        """Draw which examples a step is about, ascending; perhaps none."""
+        """Draw the examples of a step, as ascending indices; the sample may be empty."""
         if self._secret:
             drawn = torch.from_numpy(system_uniform(self._size))
         else:
@@ -139,7 +163,10 @@ class Draws:
         return (drawn < self.rate).nonzero().flatten()
 
     def noise(self, out: Tensor) -> Tensor:
-        """Write the noise of a step's gradient to memory ``[D]`` in float32 on the CPU, in the order of the layout."""
+        """Write the noise of a step's gradient to ``out``, ``[D]`` in float32 on the CPU.
+
+        Entries are in the order of the layout.
+        """
         if self.scale == 0:
             return out.zero_()
         if self._secret:
@@ -150,7 +177,7 @@ class Draws:
 def generator_of(this_round: Round, key: int, private: PrivateSteps | None) -> torch.Generator:
     """Return the generator of a client's local training in a round.
 
-    Of DP-SGD it is that of one query alone: noise that is used twice protects once.
+    The generator of DP-SGD also depends on the query: noise that is used twice protects only once.
     """
     if private is not None:
         numbers = this_round.number, this_round.query, key
@@ -162,7 +189,14 @@ def generator_of(this_round: Round, key: int, private: PrivateSteps | None) -> t
 def check_private(
     module: nn.Module, layout: Layout, federation: Federation, task: FittedTask
 ) -> None:
-    """Check that a module has a gradient for each example, and that its data stays; a ConfigError if not."""
+    """Check that a module has a gradient for each example, and that the data does not change.
+
+    Raises
+    ------
+    ConfigError
+        If the loss is over a whole batch, the data changes during the run, or a layer mixes the
+        examples of a batch.
+    """
     if task.over_batch:
         raise ConfigError(
             f"privacy.level = 'example': task.loss = {task.loss_name} is one over a whole batch "
@@ -186,7 +220,13 @@ def check_private(
 
 
 def refuse_rules(work: Workload) -> None:
-    """Check that clients take plain steps of examples that all count alike; a ConfigError if they do not."""
+    """Check that clients take plain steps, of examples with equal weights.
+
+    Raises
+    ------
+    ConfigError
+        If the workload has a local rule, or examples have weights.
+    """
     if work.rule is not None or any(job.weights is not None for job in work.jobs):
         what = (
             "examples of different weights" if work.rule is None else f"local rule {work.rule.name}"
@@ -199,23 +239,23 @@ def refuse_rules(work: Workload) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One client's local training in one round."""
+    """Local training of one client in one round."""
 
-    client: int  #: its id, for messages
-    row: int  #: which of the models it starts from
-    inputs: Tensor  #: its training examples ``[n, ...]``, as it sees them
-    targets: Tensor
+    client: int  #: the client's id, for messages
+    row: int  #: row of the model from which training starts
+    inputs: Tensor  #: inputs of the client's training examples, ``[n, ...]``
+    targets: Tensor  #: their targets, ``[n, ...]``, mapped by the client's label map
     generator: torch.Generator
-    """Orders its batches: one ``torch.randperm(n, generator=...)`` at the start of each epoch, in every engine."""
-    #: which of the models the proximal term pulls it towards; ``row`` by default
+    """Orders the batches: one ``torch.randperm(n, generator=...)`` per epoch, in every engine."""
+    #: row of the model to which the proximal term pulls; ``row`` by default
     anchor: int | None = None
     weights: Tensor | None = None
-    """By which the loss of each training example is multiplied, ``[n]``; the mean still divides by their number."""
+    """Factors ``[n]`` of the losses of training examples; the mean still divides by n."""
     state: Mapping[str, Tensor] | None = None
-    """Of its optimizer or local rule, as an earlier round left it in :attr:`Workload.states`; None or empty if new."""
+    """State of the optimizer or local rule from :attr:`Workload.states`; None or empty if new."""
 
     def first(self, examples: int) -> Job:
-        """Return the job with some of its examples: the first."""
+        """Return the job with only its first ``examples`` examples."""
         weights = None if self.weights is None else self.weights[:examples]
         return replace(
             self, inputs=self.inputs[:examples], targets=self.targets[:examples], weights=weights
@@ -223,57 +263,63 @@ class Job:
 
     @property
     def size(self) -> int:
-        """How many training examples it has: n."""
+        """Number of training examples: n."""
         return self.inputs.shape[0]  # len() of a tensor takes four times as long
 
     @property
     def anchor_row(self) -> int:
-        """Which of the models the proximal term pulls it towards."""
+        """Row of the model to which the proximal term pulls."""
         return self.row if self.anchor is None else self.anchor
 
 
 CLASSIFICATION = FittedTask()
-"""One for all workloads that name none: worker processes are kept as long as it is the same task."""
+"""Default task of workloads. Worker processes are kept as long as the task is the same object."""
 
 
 @dataclass(frozen=True, eq=False)
 class Workload:
-    """The local training of n clients in one round."""
+    """Local training of n clients in one round."""
 
     #: any module of the layout, on the device of the models; its state may be overwritten
     module: nn.Module
     layout: Layout
-    models: Tensor  #: what clients start from, ``[K, S]``
+    models: Tensor  #: models from which clients start, ``[K, S]``
     jobs: Sequence[Job]
     spec: LocalTraining
     lr: float  #: the step size of this round
     task: FittedTask = CLASSIFICATION  #: the loss
-    fixed: frozenset[str] = frozenset()  #: names of the parameters that stay as they are
-    rule: LocalRule | None = None  #: what clients do in place of plain steps
+    fixed: frozenset[str] = frozenset()  #: names of parameters that are not trained
+    rule: LocalRule | None = None  #: local rule that replaces plain steps; None for plain steps
     states: dict[int, dict[str, Tensor]] = field(default_factory=dict[int, dict[str, Tensor]])
-    """Where engines leave the state of each client's optimizer if it is kept, or of its local rule, by the client's id.
+    """States of optimizers, if they are kept, or of local rules, by client id; engines write them.
 
-    Tensors of an optimizer are named ``<parameter>.<what it is>``, such as ``0.weight.exp_avg``.
+    Tensors of an optimizer are named ``<parameter>.<entry>``, such as ``0.weight.exp_avg``.
     """
 
-    private: PrivateSteps | None = None  #: that steps are those of DP-SGD, or None for plain ones
+    private: PrivateSteps | None = None  #: settings of DP-SGD; None for plain steps
 
     @property
     def batch_size(self) -> int:
-        """Examples in the largest batch that there can be: not more than the largest client has."""
+        """Size of the largest batch: at most the number of examples of the largest client."""
         return min(self.spec.batch_size, max(job.size for job in self.jobs))
 
     def room(self, out: Tensor | None) -> Tensor:
-        """Return memory for the updates, ``[n, S]``: what was given, or new."""
+        """Return memory for the updates, ``[n, S]``: ``out`` if given, otherwise new memory."""
         return self.models.new_empty(len(self.jobs), self.models.shape[1]) if out is None else out
 
     def cut(self, clients: int, examples: int) -> Workload:
-        """Return a small copy: some clients, some examples of each, one epoch; the generators stay unused."""
+        """Return a small workload for trials: a few clients, a few examples of each, one epoch.
+
+        Its generators are copies, so the original ones stay unused.
+        """
         jobs = [job.first(examples) for job in self.jobs[:clients]]
         return replace(self, jobs=jobs, spec=self.spec.in_epochs(1)).redrawn()
 
     def weighted(self, weights: Mapping[int, Tensor]) -> Workload:
-        """Return the workload with weights of the examples of all clients, ``[n]`` each, or of none."""
+        """Return the workload with weights ``[n]`` of every client's examples, by client id.
+
+        Without any weights it is returned unchanged.
+        """
         return (
             replace(self, jobs=[replace(job, weights=weights[job.client]) for job in self.jobs])
             if weights
@@ -281,7 +327,7 @@ class Workload:
         )
 
     def redrawn(self, by: int = 0) -> Workload:
-        """Return the workload with fresh generators: of the seeds that it began with, or of others."""
+        """Return the workload with fresh generators: the original seeds plus ``by``."""
         seeds = [job.generator.initial_seed() + by for job in self.jobs]
         jobs = [
             replace(job, generator=torch.Generator().manual_seed(seed))
@@ -291,16 +337,21 @@ class Workload:
 
 
 class CannotTrainTogether(Exception):  # noqa: N818  (not an error of the user's)
-    """An engine cannot train these clients together; names what prevents it. The loop can, with fresh generators."""
+    """Error of an engine that cannot train these clients together; the message gives the reason.
+
+    The loop can train them, with fresh generators.
+    """
 
 
 def refuse_half_precision(work: Workload) -> None:
-    """Refuse parameters in half precision: engines that train clients together compute in the type of the vector.
+    """Refuse parameters in half precision.
+
+    Engines that train clients together compute in the type of the parameter vector.
 
     Raises
     ------
     CannotTrainTogether
-        If there are such parameters.
+        If the layout has such parameters.
     """
     if work.layout.is_rounded:
         dtype = str(work.layout.parameters[0].dtype).removeprefix("torch.")
@@ -310,13 +361,28 @@ def refuse_half_precision(work: Workload) -> None:
 
 
 class Engine(Protocol):
-    """A way to train the clients of a round. All engines give the same updates, up to rounding."""
+    """Way to train the clients of a round. All engines give the same updates, up to rounding."""
 
     def train(self, work: Workload, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Train every client from its model.
 
-        Returns updates ``[n, S]`` in the order of the jobs, in ``out`` if given, and the mean
-        training loss of each, float64 ``[n]``. Raises :class:`CannotTrainTogether`; the generators
-        of the jobs may be spent then.
+        Parameters
+        ----------
+        work
+            The clients and their settings.
+        out
+            Memory for the updates, ``[n, S]``; None for new memory.
+
+        Returns
+        -------
+        tuple
+            Updates ``[n, S]`` in the order of the jobs, and the mean training loss of each client,
+            float64 ``[n]``.
+
+        Raises
+        ------
+        CannotTrainTogether
+            If the engine cannot train these clients together. The generators of the jobs may have
+            been used then.
         """
         ...

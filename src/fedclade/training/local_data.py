@@ -1,4 +1,4 @@
-"""Data of simulated clients, as the answers to queries about it read them."""
+"""Access of queries to the data of simulated clients."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from fedclade.training.store import RESERVED_NAMES, ClientStore, WholeModels
 
 
 class SimulatedData(LocalClients):
-    """What clients of this process have in one stage of the data.
+    """Data and stored tensors of the clients of this process, in one stage of the data.
 
     Parameters
     ----------
     held
         The data.
     whole
-        Puts a client's whole model together.
+        Assembles a client's whole model.
     module
         The model's structure; its parameters are overwritten.
     store
-        What clients keep from round to round.
+        State that clients store between rounds.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class SimulatedData(LocalClients):
         return _OneClient(client, self.spec, self._held, whole=self._whole, module=self._module)
 
     def store(self, client: int, query: DataQuery[Any]) -> LocalStore:
-        """Return what a client stores for a query."""
+        """Return access to the tensors that a client stores for a query."""
         return _OneStore(client, query, self._store)
 
 
@@ -99,7 +99,7 @@ class _OneStore(LocalStore):
         self._store.keep(self._query.round_number, self._client, {name: tensor})
 
     def _check(self, name: str) -> None:
-        """Check that the class of the query may store something under a name."""
+        """Check that the class of the query may store a tensor under a name."""
         kind = type(self._query)
         stored = ", ".join(map(repr, kind.stores)) or "nothing"
         if name not in kind.stores:

@@ -1,7 +1,8 @@
-"""Local rules at work: steps of k clients at once, on flat models ``[k, S]``.
+"""Local training by local rules: steps of k clients at once, on flat models ``[k, S]``.
 
-What each rule of :mod:`fedclade.core.local` does is written here once, given what returns gradients
-at any model. The loop returns those of one client, by autograd; ``vmap`` those of all.
+Each rule of :mod:`fedclade.core.local` is implemented here once, given a function that returns
+gradients at any model. The loop provides gradients of one client, by autograd; ``vmap`` provides
+gradients of all clients.
 """
 
 from __future__ import annotations
@@ -27,32 +28,33 @@ from fedclade.training.optimizer import LocalOptimizer, clipping
 from fedclade.training.store import SERVED
 
 Gradients = Callable[[Tensor, Places, Tensor], tuple[Tensor, Tensor, Tensor]]
-"""Takes models ``[k, S]`` of the clients at some places, and their batches ``[k, B]``.
+"""Gradients at models ``[k, S]`` of the clients at some places, on their batches ``[k, B]``.
 
-Returns gradients ``[k, D]``, losses ``[k]``, and which entries the losses depend on, ``[D]``.
-Buffers in the models change as the pass has them change.
+The results are gradients ``[k, D]``, losses ``[k]``, and a mask ``[D]`` of the entries on which the
+losses depend. Buffers in the models are updated as the forward pass updates them.
 """
 
 Named = dict[str, Tensor]
-"""What k clients have in the course of their training, each tensor ``[k, ...]``; ``w`` is what they were sent."""
+"""Tensors ``[k, ...]`` of k clients during their training; ``w`` is the model they were sent."""
 
 R = TypeVar("R", bound=LocalRule)
 
 
 @dataclass
 class Step:
-    """A step of k clients, which may change what they have, in place or by other tensors."""
+    """A step of k clients, which may change their tensors, in place or by new tensors."""
 
     now: Named
     optimizer: LocalOptimizer
     n_parameters: int  # D
     gradients: Callable[[Tensor, int], tuple[Tensor, Tensor, Tensor]]
-    losses: Tensor | None = None  # at the first gradient that is taken, [k]
+    losses: Tensor | None = None  # at the first gradient of the step, [k]
 
     def gradient(self, model: Tensor, batch: int = 0) -> Tensor:
-        """Return gradients ``[k, D]`` at models ``[k, S]``, whose buffers change, on one of the step's batches.
+        """Return gradients ``[k, D]`` at models ``[k, S]``, on one of the step's batches.
 
-        They are those that SGD takes its step with: clipped, and with weight decay.
+        They are the gradients with which SGD takes its step: clipped, and with weight decay. The
+        models' buffers are updated.
         """
         optimizer = self.optimizer
         gradient, losses, reached = self.gradients(model, batch)
@@ -64,15 +66,15 @@ class Step:
         return gradient
 
     def parameters(self, model: Tensor) -> Tensor:
-        """Return the parameters ``[k, D]`` of models, which can be written to."""
+        """Return the parameters of models, as a writable view ``[k, D]``."""
         return model[:, : self.n_parameters]
 
     def buffers(self, model: Tensor) -> Tensor:
-        """Return the buffers ``[k, S − D]`` of models, which can be written to."""
+        """Return the buffers of models, as a writable view ``[k, S − D]``."""
         return model[:, self.n_parameters :]
 
     def move(self, name: str, gradient: Tensor) -> None:
-        """Let models of a name take the step of SGD with a gradient ``[k, D]``."""
+        """Take a step of SGD with a gradient ``[k, D]``, from the models of a name."""
         if self.optimizer.momentum:
             velocity = self.now[f"velocity of {name}"]
             gradient = velocity.mul_(self.optimizer.momentum).add_(gradient)
@@ -80,16 +82,19 @@ class Step:
 
 
 class RuleAtWork(ABC, Generic[R]):
-    """What a rule does, on k clients at once."""
+    """Implementation of a local rule, for k clients at once."""
 
     moved: ClassVar[tuple[str, ...]] = ("w",)
-    """What takes steps of SGD, each with momentum of its own."""
+    """Names of the models that take steps of SGD, each with momentum of its own."""
 
     def __init__(self, rule: R) -> None:
         self.rule = rule
 
     def begin(self, models: Tensor, anchors: Tensor, kept: Sequence[Mapping[str, Tensor]]) -> Named:
-        """Return what clients have before the first step besides ``w``, from what they kept."""
+        """Return the clients' tensors before the first step, except ``w``.
+
+        ``kept`` has the state that each client has stored.
+        """
         return {}
 
     @abstractmethod
@@ -97,21 +102,28 @@ class RuleAtWork(ABC, Generic[R]):
         """Take a step."""
 
     def end(self, now: Named, models: Tensor, steps: Tensor, optimizer: LocalOptimizer) -> Named:
-        """Return what clients keep, after so many steps ``[k]``; they are served with what is named ``SERVED``."""
+        """Return the tensors that clients store, after ``steps`` ``[k]`` steps each.
+
+        The tensor named ``SERVED`` is the client's deployed model.
+        """
         return {}
 
 
 ALPHA_DECAY = 0.02
-"""Weight of α²/2 in the loss by which the authors' code of APFL moves α."""
+"""Weight of α²/2 in the loss by which the authors' code of APFL updates α."""
 
 
 class Mixing(RuleAtWork[Interpolation]):
-    """APFL, Algorithm 1: w ← w − η∇f(w), v ← v − η∇_v f(v̄), with v̄ = αv + (1−α)w; α by eq. 10, clipped to [0, 1]."""
+    """Rule of APFL, Algorithm 1: a shared model w and a client's own model v, mixed by α.
+
+    w ← w − η∇f(w) and v ← v − η∇_v f(v̄), with v̄ = αv + (1−α)w. α is updated by eq. 10 and clipped
+    to [0, 1].
+    """
 
     moved = ("w", "v")
 
     def begin(self, models: Tensor, anchors: Tensor, kept: Sequence[Mapping[str, Tensor]]) -> Named:
-        """Let those who have no v begin with w."""
+        """Return v and α; clients without v begin with w."""
         first = models.new_full((len(models),), self.rule.alpha)
         named = {"v": or_kept(models, kept, "v"), "alpha": or_kept(first, kept, "alpha")}
         if self._moves_alpha_once:
@@ -119,7 +131,7 @@ class Mixing(RuleAtWork[Interpolation]):
         return named
 
     def step(self, now: Named, step: Step) -> None:
-        """Take the gradients at w and at v̄, both as they are before the step."""
+        """Take a step with the gradients at w and at v̄, both from before the step."""
         alpha = now["alpha"][:, None]
         mixed = _mixed(now)
         of_w = step.gradient(now["w"])
@@ -141,12 +153,12 @@ class Mixing(RuleAtWork[Interpolation]):
 
     @property
     def _moves_alpha_once(self) -> bool:
-        """Whether α moves after the first step of a round alone."""
+        """Whether α is updated after the first step of a round only."""
         return self.rule.adaptive and self.rule.alpha_step == "code"
 
     @staticmethod
     def _slope_of_code(alpha: Tensor, slope: Tensor) -> Tensor:
-        """Return the slope ``[k]`` of the authors' code (``alpha_update``), from ⟨∇f(v̄), v − w⟩ ``[k]``.
+        """Return the slope ``[k]`` in the authors' code (``alpha_update``), given ⟨∇f(v̄), v − w⟩.
 
         The code has ⟨α ∇_v + (1 − α) ∇_w, v − w⟩ + 0.02 α with the gradients of the mixture's loss,
         ∇_v = α ∇f(v̄) and ∇_w = (1 − α) ∇f(v̄).
@@ -154,7 +166,7 @@ class Mixing(RuleAtWork[Interpolation]):
         return (alpha**2 + (1 - alpha) ** 2) * slope + ALPHA_DECAY * alpha
 
     def end(self, now: Named, models: Tensor, steps: Tensor, optimizer: LocalOptimizer) -> Named:
-        """Keep v and α; serve v̄."""
+        """Store v and α; the deployed model is v̄."""
         return {"v": now["v"], "alpha": now["alpha"], SERVED: _mixed(now)}
 
 
@@ -164,14 +176,17 @@ def _mixed(now: Named) -> Tensor:
 
 
 class Enveloping(RuleAtWork[MoreauEnvelope]):
-    """pFedMe, Algorithm 1: θ ≈ argmin f(θ; D) + λ/2‖θ − w‖² by K steps, w ← w − ηλ(w − θ)."""
+    """Rule of pFedMe, Algorithm 1.
+
+    θ ≈ argmin f(θ; D) + λ/2‖θ − w‖² by K steps, then w ← w − ηλ(w − θ).
+    """
 
     def begin(self, models: Tensor, anchors: Tensor, kept: Sequence[Mapping[str, Tensor]]) -> Named:
-        """Let θ begin with w."""
+        """Return θ, which begins with w."""
         return {"theta": models.clone()}
 
     def step(self, now: Named, step: Step) -> None:
-        """Let θ go on from where it was with the batch before."""
+        """Continue θ from its value after the previous batch, then move w."""
         rule = self.rule
         w = step.parameters(now["w"])
         theta = step.parameters(now["theta"])
@@ -182,15 +197,21 @@ class Enveloping(RuleAtWork[MoreauEnvelope]):
         step.buffers(now["w"]).copy_(step.buffers(now["theta"]))
 
     def end(self, now: Named, models: Tensor, steps: Tensor, optimizer: LocalOptimizer) -> Named:
-        """Serve θ, or w_i as it is sent."""
+        """Return the deployed model: θ, or the model w_i that the client sends."""
         return {SERVED: now["theta"] if self.rule.served == "theta" else now["w"].clone()}
 
 
 class MetaSteps(RuleAtWork[MetaLearning]):
-    """Per-FedAvg, Algorithm 1: w ← w − β(I − α∇²f(w; D″))∇f(w − α∇f(w; D); D′), in FO without the Hessian."""
+    """Rule of Per-FedAvg, Algorithm 1; its variant FO has no Hessian.
+
+    w ← w − β(I − α∇²f(w; D″))∇f(w − α∇f(w; D); D′).
+    """
 
     def step(self, now: Named, step: Step) -> None:
-        """Take D′ from the order of plain steps, D and D″ from others; buffers are those of the passes on D and D′."""
+        """Take a step; D′ has the order of plain steps, D and D″ have other orders.
+
+        Buffers are those of the passes on D and D′.
+        """
         rule = self.rule
         w = now["w"]
         after = w.clone()
@@ -208,10 +229,16 @@ class MetaSteps(RuleAtWork[MetaLearning]):
 
 
 class Controlled(RuleAtWork[ControlVariates]):
-    """SCAFFOLD, Algorithm 1: y ← y − η(g − c_i + c), c_i ← c_i − c + (x − y)/(Sη) (option II) after S steps."""
+    """Rule of SCAFFOLD, Algorithm 1, with option II for the control variates.
+
+    y ← y − η(g − c_i + c), and c_i ← c_i − c + (x − y)/(Sη) after S steps.
+    """
 
     def begin(self, models: Tensor, anchors: Tensor, kept: Sequence[Mapping[str, Tensor]]) -> Named:
-        """Let c_i begin with zeros; where the anchor is NaN, which is what the server has no c for, there is none."""
+        """Return the correction c − c_i; c_i begins with zeros.
+
+        Entries for which the server has no c are NaN in the anchors, and get no correction.
+        """
         return {
             "correction": (anchors - or_kept(torch.zeros_like(models), kept, "c")).nan_to_num(0.0)
         }
@@ -221,7 +248,7 @@ class Controlled(RuleAtWork[ControlVariates]):
         step.move("w", step.gradient(now["w"]) + step.parameters(now["correction"]))
 
     def end(self, now: Named, models: Tensor, steps: Tensor, optimizer: LocalOptimizer) -> Named:
-        """Keep c_i."""
+        """Store c_i."""
         return {"c": (models - now["w"]) / (steps * optimizer.lr)[:, None] - now["correction"]}
 
 
@@ -236,10 +263,22 @@ AT_WORK: Mapping[type[LocalRule], type[RuleAtWork[Any]]] = {
 def train_by_rule(
     work: Workload, jobs: Sequence[Job], gradients: Gradients
 ) -> tuple[Tensor, Tensor]:
-    """Train clients, those who take the most steps first, by the rule of a workload; keep its states.
+    """Train clients by the local rule of a workload, and store its states in ``work.states``.
 
-    Returns what their models moved by, ``[k, S]``, and their mean losses, float64 ``[k]``: NaN
-    where what a client would keep is not finite.
+    Parameters
+    ----------
+    work
+        The workload.
+    jobs
+        Clients to train, those with the most steps first.
+    gradients
+        Returns gradients of these clients.
+
+    Returns
+    -------
+    tuple
+        Updates ``[k, S]``, and mean losses, float64 ``[k]``: NaN for clients whose state to be
+        stored is not finite.
     """
     rule = cast("LocalRule", work.rule)
     spec = work.spec
@@ -273,7 +312,7 @@ def train_by_rule(
             step = Step(mine, optimizer, n_parameters, of_batch)
             at_work.step(mine, step)
             for name, values in mine.items():
-                if values is not views.get(name):  # else it was written in place
+                if values is not views.get(name):  # otherwise it was written in place
                     now[name][places] = values
             if step.losses is not None:
                 totals[places] += step.losses.to(torch.float64) * here.shape[-1]
@@ -281,6 +320,7 @@ def train_by_rule(
     kept = at_work.end(now, start, steps, optimizer)
     passed = torch.tensor([spec.passed(job.size) for job in jobs], dtype=torch.float64)
     losses = totals.cpu() / passed
+    # A loss of NaN marks a client as diverged, so that ClientStore.keep_states skips its state.
     for tensor in kept.values():
         losses[~tensor.reshape(len(jobs), -1).isfinite().all(1).cpu()] = torch.nan
     work.states.update(
@@ -290,14 +330,17 @@ def train_by_rule(
 
 
 def or_kept(first: Tensor, kept: Sequence[Mapping[str, Tensor]], name: str) -> Tensor:
-    """Return what each client kept under a name, or else its row of ``first``, in a copy ``[k, ...]``."""
+    """Return a stored tensor of each client, or else its row of ``first``, copied, ``[k, ...]``."""
     return torch.stack(
         [mine[name].to(own) if name in mine else own for own, mine in zip(first, kept, strict=True)]
     )
 
 
 def _plan(job: Job, work: Workload) -> list[Tensor]:
-    """Return the batches of every step, ``[m, B]`` where it takes m; the first is that of a plain step."""
+    """Return the batches of every step, ``[m, B]`` for m batches per step.
+
+    The first of them is the batch of a plain step.
+    """
     count = cast("LocalRule", work.rule).batches
     seed = job.generator.initial_seed()
     others = [rng.torch_generator(seed, "further batch", k) for k in range(1, count)]

@@ -1,4 +1,4 @@
-"""The reference: one client after another, one batch after another, as the papers write it."""
+"""Reference engine: one client after another, one batch after another, as in the papers."""
 
 from __future__ import annotations
 
@@ -24,21 +24,34 @@ from fedclade.training.local_rules import train_by_rule
 from fedclade.training.optimizer import LocalOptimizer, get_state
 from fedclade.training.threads import threads_of_step, using_threads
 
-# DP-SGD by the loop: one client, one step, one example after another, as Abadi et al. 2016 write
-# Algorithm 1.
+# DP-SGD by the loop: one client, one step, one example after another, as in Algorithm 1 of Abadi et
+# al. 2016.
 
 
 def train_privately(work: Workload, private: PrivateSteps, updates: Tensor) -> Tensor:
-    """Train every client, one after another; write updates ``[n, S]`` and return mean losses, float64 ``[n]``.
+    """Train every client by DP-SGD, one after another.
 
-    A loss is the mean over the examples that were sampled and have a gradient, 0 if there was none.
+    Parameters
+    ----------
+    work
+        The clients.
+    private
+        Settings of DP-SGD.
+    updates
+        Memory ``[n, S]`` to which the updates are written.
+
+    Returns
+    -------
+    Tensor
+        Mean losses, float64 ``[n]``. A loss is the mean over the sampled examples that have a
+        gradient, and 0 if there are none.
 
     Raises
     ------
     ConfigError
         If clients do not take plain steps.
     ModelError
-        If training changes a buffer, which has no noise.
+        If training changes a buffer: no noise is added to buffers.
     """
     refuse_rules(work)
     losses = torch.empty(len(work.jobs), dtype=torch.float64)
@@ -91,7 +104,7 @@ def _train(work: Workload, private: PrivateSteps, job: Job, out: Tensor) -> floa
 def _gradient(
     work: Workload, trained: Mapping[str, nn.Parameter], job: Job, place: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradient of one example's loss ``[D]``, zeros where nothing is trained, and the loss."""
+    """Return the gradient of one example's loss, ``[D]``, zeros where not trained, and the loss."""
     one = slice(place, place + 1)
     with precision(work.spec, job.inputs.device):
         outputs = work.module(job.inputs[one])
@@ -114,7 +127,13 @@ def _hand(layout: Layout, trained: Mapping[str, nn.Parameter], gradient: Tensor)
 
 
 def check_buffers(module: nn.Module, layout: Layout, updates: Tensor) -> None:
-    """Check that updates ``[..., S]`` leave buffers as they were; a ModelError if training has changed one."""
+    """Check that updates ``[..., S]`` leave buffers unchanged.
+
+    Raises
+    ------
+    ModelError
+        If training has changed a buffer.
+    """
     for slot in layout.buffers:
         if bool((updates[..., slot.start : slot.stop] != 0).any()):
             raise ModelError(
@@ -125,11 +144,11 @@ def check_buffers(module: nn.Module, layout: Layout, updates: Tensor) -> None:
 
 
 LOGITS_AT_A_TIME = 2**24
-"""How many logits a gradient over all examples holds at once: 64 MiB in float32."""
+"""Largest number of logits in a pass of a gradient over all examples: 64 MiB in float32."""
 
 
 class LoopEngine:
-    """One client after another; each step on as many threads as it has work for."""
+    """Trains one client after another, each step with a suitable number of threads."""
 
     def train(self, work: Workload, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Train every client from its model; see :class:`~fedclade.training.jobs.Engine`."""
@@ -159,7 +178,7 @@ class LoopEngine:
 
 
 def chunk(logits_each: int) -> int:
-    """Return how many examples of so many logits a gradient over all of them takes at once."""
+    """Return the number of examples in a pass, if each example has ``logits_each`` logits."""
     return max(1, min(1024, LOGITS_AT_A_TIME // logits_each))
 
 
@@ -178,14 +197,44 @@ def train(
     state: dict[str, Tensor] | None = None,
     weights: Tensor | None = None,
 ) -> tuple[Tensor, float]:
-    """Run SGD_n(θ, D_i) − θ (CFL eq. 1) for one client; return the update ``[S]`` and the mean training loss.
+    """Train one client: compute SGD_n(θ, D_i) − θ (CFL eq. 1).
 
-    In place of SGD there may be another optimizer. The module's state is overwritten. ``model`` is
-    θ, ``[S]``, and ``anchor`` the model that the proximal term pulls towards, θ by default;
-    ``examples`` are inputs and targets ``[n, ...]``. The generator orders the batches and seeds
-    dropout. ``out`` is memory ``[S]`` for the update, and ``state`` that of the optimizer, which it
-    begins with and leaves there. Parameters of ``fixed`` names stay as they are. ``weights [n]``
-    are those of the examples, see :class:`~fedclade.training.jobs.Job`.
+    In place of SGD there may be another optimizer. The module's state is overwritten.
+
+    Parameters
+    ----------
+    module
+        The model's structure.
+    layout
+        Its layout.
+    model
+        The model θ from which training starts, ``[S]``.
+    examples
+        Inputs and targets ``[n, ...]``.
+    spec
+        Settings of local training.
+    lr
+        Step size of the round.
+    task
+        The loss.
+    generator
+        Generator that orders the batches; its seed is also the seed of dropout.
+    anchor
+        The model ``[S]`` to which the proximal term pulls; θ by default.
+    out
+        Memory ``[S]`` for the update; None for new memory.
+    fixed
+        Names of parameters that are not trained.
+    state
+        State of the optimizer at the start, replaced by its state at the end; None to start without
+        state and store none.
+    weights
+        Weights ``[n]`` of the examples, see :class:`~fedclade.training.jobs.Job`.
+
+    Returns
+    -------
+    tuple
+        The update ``[S]`` and the mean training loss.
     """
     layout.load(model, module)
     layout.set_training(module)
@@ -212,6 +261,7 @@ def train(
             loss.backward()
             rule.adjust(parameters, anchors)
             optimizer.step()
+            # Weighted by size, since the last batch may be smaller: the mean is over examples.
             losses.append(loss.detach() * len(batch))
     layout.check_unsent(module)
     if state is not None:
@@ -225,7 +275,7 @@ def train(
 
 @contextmanager
 def without_gradients(parameters: Sequence[nn.Parameter]) -> Generator[None]:
-    """Let parameters get no gradients meanwhile, so that whatever takes steps leaves them as they are."""
+    """Let parameters get no gradients in the block, so that no optimizer changes them."""
     try:
         for parameter in parameters:
             parameter.requires_grad_(False)
@@ -243,9 +293,29 @@ def gradient(
     task: FittedTask,
     chunk: int,
 ) -> tuple[Tensor, float]:
-    """Return −∇r_i(θ) over all examples of one client (CFL eq. 50) as an update ``[S]``, and the loss r_i(θ).
+    """Return −∇r_i(θ) over all examples of one client (CFL eq. 50), and the loss r_i(θ).
 
-    The module is in evaluation mode: r_i is the risk of the model as it is served.
+    The module is in evaluation mode: r_i is the risk of the model as it is deployed.
+
+    Parameters
+    ----------
+    module
+        The model's structure; its state is overwritten.
+    layout
+        Its layout.
+    model
+        The model θ, ``[S]``.
+    examples
+        Inputs and targets ``[n, ...]``.
+    task
+        The loss.
+    chunk
+        Number of examples in a pass.
+
+    Returns
+    -------
+    tuple
+        The negative gradient as an update ``[S]``, and the loss.
     """
     layout.load(model, module)
     module.eval()
@@ -289,7 +359,10 @@ def _by_rule(work: Workload, out: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 class _Gradients:
-    """Gradients of one client, whose buffers change as the module's do; see :class:`~.local_rules.Gradients`."""
+    """Gradients of one client; buffers of its model change as those of the module do.
+
+    See :data:`~fedclade.training.local_rules.Gradients`.
+    """
 
     def __init__(self, work: Workload, job: Job) -> None:
         self._work = work
@@ -300,7 +373,7 @@ class _Gradients:
     def __call__(
         self, models: Tensor, places: Places, batch: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return gradients ``[1, D]``, losses ``[1]``, and which entries the loss depends on, ``[D]``."""
+        """Return gradients ``[1, D]``, losses ``[1]``, and a mask ``[D]`` of entries reached."""
         work = self._work
         layout = self._layout
         module = self._work.module

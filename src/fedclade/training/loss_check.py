@@ -1,4 +1,4 @@
-"""A trial of a user's own loss before round 1: how it takes outputs, and whether its examples are independent."""
+"""Trial of a user's own loss before round 1: shapes of its arguments, independence of examples."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ from fedclade.tasks import SHAPES, FittedTask
 from fedclade.training.jobs import full
 
 EXAMPLES = 8
-"""Examples on which a loss is tried: of several clients, as one may have equal targets."""
+"""Number of examples on which a loss is tried.
+
+They are of several clients, since all targets of one client may be equal.
+"""
 
 TOLERANCE = 1e-5
-"""How far the loss of an example may depend on its batch, relative to the largest: by rounding alone."""
+"""Largest change of an example's loss with its batch, relative to the largest loss, by rounding."""
 
 
 def try_loss(
@@ -34,14 +37,17 @@ def try_loss(
         The task of the federation.
     module
         A model that fits it, on the device.
-    federation, device
-        Whose training examples are tried, and where.
+    federation
+        The clients on whose training examples the loss is tried.
+    device
+        The device.
 
     Raises
     ------
     ConfigError
-        If the loss raises, does not give one number for each example, or gives an example another
-        number among other examples, and is not declared to be a loss over the batch.
+        If the loss raises an exception or does not return one number for each example; or if the
+        loss of an example depends on the other examples of its batch, and the loss is not declared
+        to be over the batch.
     """
     if not task.has_own_loss:
         return task
@@ -57,14 +63,14 @@ def try_loss(
 
 
 def _places(federation: Federation) -> Iterator[int]:
-    """Yield the places of training examples in the pool, some of each client."""
+    """Yield the pool's rows of some training examples of each client."""
     each = max(2, EXAMPLES // len(federation))
     for client in federation.clients:
         yield from (int(place) for place in client.train[:each])
 
 
 def _fitting(task: FittedTask, outputs: Tensor, targets: Tensor) -> FittedTask:
-    """Return the task with the first shapes that its loss takes."""
+    """Return the task with the first shapes that its loss accepts."""
     first: ConfigError | None = None
     has_shapes = task.kind in ("binary", "multilabel", "regression")
     for shapes in SHAPES if has_shapes else (task.shapes,):
@@ -73,14 +79,14 @@ def _fitting(task: FittedTask, outputs: Tensor, targets: Tensor) -> FittedTask:
             _values(candidate, outputs, targets)
         except ConfigError as error:
             first = first or error
-        except Exception as error:  # whatever a loss of the user's raises
+        except Exception as error:  # a user's loss may raise any exception
             first = first or ConfigError(
                 f"task.loss = {task.loss_name} fails on outputs of shape {tuple(outputs.shape)} "
                 f"and targets of shape {tuple(targets.shape)}: {type(error).__name__}: {error}"
             )
         else:
             return candidate
-    assert first is not None  # there is at least one way
+    assert first is not None  # the loop has at least one candidate
     raise first
 
 
@@ -91,18 +97,18 @@ def _values(task: FittedTask, outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _check_independence(task: FittedTask, outputs: Tensor, targets: Tensor) -> None:
-    """Check that the loss of an example is the same in both halves of a batch, and alone."""
+    """Check that an example's loss is the same in the whole batch, in half of it, and alone."""
     together, again = (_values(task, outputs, targets).double() for _ in range(2))
     tolerance = TOLERANCE * float(together.abs().nan_to_num(0.0, 0.0, 0.0).max())
     if not torch.allclose(together, again, rtol=0, atol=tolerance, equal_nan=True):
-        return  # it draws at random
+        return  # the loss draws at random, so its values cannot be compared
     n = len(targets)
     for size in sorted({-(-n // 2), 1}, reverse=True):
         for start in range(0, n, size):
             some = slice(start, start + size)
             try:
                 apart = _values(task, outputs[some], targets[some]).double()
-            except Exception:  # some losses need more examples
+            except Exception:  # the loss may need more examples
                 return
             different = ~torch.isclose(
                 apart, together[some], rtol=0, atol=tolerance, equal_nan=True

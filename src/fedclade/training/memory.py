@@ -1,4 +1,4 @@
-"""How much memory a round may take, and how much a client takes of it."""
+"""Memory of a round, memory of a client in it, and the blocks of clients that fit."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from fedclade.training.optimizer import LocalOptimizer
 from fedclade.training.stages import Held, Stages
 
 SHARE = 4
-"""By default, one part in so many of the machine's memory."""
+"""Divisor of the machine's memory that gives the default limit."""
 
 SMALLEST = 2**30
-"""What is taken for the memory of a machine that does not report it."""
+"""Assumed memory in bytes of a machine that does not report its memory."""
 
 CACHE = 2**22
-"""Bytes of parameters that a CPU's thread goes through at every step without waiting for memory."""
+"""Bytes of parameters that a CPU thread can process in every step without waiting for memory."""
 
 RECEIVED = 2**25
-"""Bytes of updates that a run that streams receives at a time on a CPU.
+"""Bytes of updates that a streaming run receives at a time on a CPU.
 
-From 32 MiB on the C library of Linux gives memory back as soon as it is freed: to have each page of
-it mapped again, block after block, can take as long as the training.
+From 32 MiB on, the C library of Linux returns memory to the system as soon as it is freed. Mapping
+each of its pages again, block after block, can take as long as the training.
 """
 
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
-"""Options of the C library's ``mallopt``, as ``malloc.h`` has them."""
+"""Options of the C library's ``mallopt``, as defined in ``malloc.h``."""
 
 LARGEST_THRESHOLD = 2**30
-"""Bytes from which on a process that keeps its memory still gives it back."""
+"""Bytes from which memory is returned to the system even if a process keeps its freed memory."""
 
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
-"""Where Linux says how much memory a container may have; ``max`` where there is no limit."""
+"""File in which Linux reports the memory limit of a container; ``max`` if there is no limit."""
 
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
@@ -54,14 +54,14 @@ def memory_bytes(memory: int | str) -> int:
     Raises
     ------
     ConfigError
-        If it is no size, or none above 0.
+        If it is not a size, or not above 0.
     """
     size: float = 0.0 if isinstance(memory, str | bool) else memory
     if isinstance(memory, str) and (
         found := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", memory.strip())
     ):
         size = float(found[1]) * UNITS.get((found[2] or "B").upper(), 0)
-    if not 1 <= size < 2**63:  # of many digits it is infinite
+    if not 1 <= size < 2**63:  # a number of too many digits becomes infinity
         raise ConfigError(
             f"memory should be a size such as 2GB, 500MiB or a number of bytes, got {shown(memory)}"
         )
@@ -69,71 +69,75 @@ def memory_bytes(memory: int | str) -> int:
 
 
 def default_memory(device: torch.device) -> int:
-    """Return a quarter of what the machine, its container or its GPU has, in bytes.
+    """Return a quarter of the memory of the machine, its container or its GPU, in bytes.
 
-    Of all there is, not of what happens to be free: so a run is cut into the same blocks whenever
-    it is repeated.
+    The total is used, not the free memory, so that a repeated run is cut into the same blocks.
     """
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory // SHARE
     try:
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # not on every system
+    except (AttributeError, ValueError, OSError):  # not available on every system
         total = SMALLEST
-    with suppress(OSError, ValueError):  # no container, or no limit
+    with suppress(OSError, ValueError):  # not in a container, or no limit
         total = min(total, int(CGROUP_LIMIT.read_text()))
     return total // SHARE
 
 
 def keep_freed_memory() -> None:
-    """Let this process, which does nothing but training, keep the memory that it frees for its next use.
+    """Let this process keep the memory that it frees, for its next use.
 
-    By default the C library of Linux gives large tensors, and what lies at the end of its heap,
-    back to the system as soon as they are freed, and has them mapped anew, page by page, when the
-    next step makes the same tensors.
+    For processes that only train. By default, the C library of Linux returns large tensors, and
+    memory at the end of its heap, to the system as soon as they are freed, and has them mapped
+    again, page by page, when the next step creates the same tensors.
     """
-    with suppress(AttributeError):  # a C library of another kind
+    with suppress(AttributeError):  # other C libraries have no mallopt
         set_option = ctypes.CDLL(None).mallopt
         set_option(M_TRIM_THRESHOLD, LARGEST_THRESHOLD)
-        # an older one, which takes 32 MiB at most
+        # Older versions of the C library accept at most 32 MiB.
         if not set_option(M_MMAP_THRESHOLD, LARGEST_THRESHOLD):
             set_option(M_MMAP_THRESHOLD, RECEIVED)
 
 
 def hot_bytes(module: nn.Module, layout: Layout) -> int:
-    """Return how many bytes of a client's parameters a step goes through; of embeddings it touches few rows."""
+    """Return the bytes of a client's parameters that a step processes, without embeddings.
+
+    A step uses only few rows of an embedding.
+    """
     tables = [layer.weight for layer in module.modules() if isinstance(layer, nn.Embedding)]
     rows = sum(table.numel() for table in tables if table.requires_grad)
     return (layout.n_parameters - rows) * layout.dtype.itemsize
 
 
 def clients_in_cache(hot: int, threads: int) -> int:
-    """Return how many clients of so many :func:`hot_bytes` a CPU should train at the same time.
+    """Return the number of clients that a CPU should train at the same time, given their bytes.
 
-    With more, parameters come from memory at each step.
+    ``hot`` is the number of :func:`hot_bytes` of a client. With more clients, parameters are read
+    from memory at each step.
     """
     return max(1, threads * CACHE // max(1, hot))
 
 
 def updates_at_once(size: int, device: torch.device, budget: int) -> int:
-    """Return of how many clients a run that streams receives updates of so many bytes at a time.
+    """Return the number of updates of ``size`` bytes that a streaming run receives at a time.
 
-    Not so many that the updates, and copies of them on their way, take up the budget.
+    The updates, and copies of them on their way, must not use up the budget.
     """
     largest = RECEIVED if device.type == "cpu" else budget
     return max(1, min(largest, budget // 8) // size)
 
 
 def bytes_per_client(module: nn.Module, layout: Layout, batch: Tensor, spec: LocalTraining) -> int:
-    """Return about how many bytes it takes to train one client at the same time as others, on batches like this.
+    """Estimate the bytes that the training of one more client takes, on batches like this.
 
-    Its parameters, their gradients, momentum or what else the optimizer keeps, and update; the
-    model that a proximal term pulls it towards; the gradients before they are clipped; and what a
-    step keeps for the backward pass, twice, since the backward pass makes as much again.
+    These are its parameters, gradients, momentum or other state of the optimizer, and update; the
+    model to which a proximal term pulls; the gradients before they are clipped; and the tensors
+    that a step saves for the backward pass, counted twice, since the backward pass creates as many
+    again.
     """
     kept: dict[int, int] = {}
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    # there once, for all clients
+    # Frozen tensors exist once for all clients.
     common = {tensors[name].untyped_storage().data_ptr() for name in layout.frozen}
 
     def keep(tensor: Tensor) -> Tensor:
@@ -150,11 +154,25 @@ def bytes_per_client(module: nn.Module, layout: Layout, batch: Tensor, spec: Loc
     return vectors * layout.size * layout.dtype.itemsize + 2 * sum(kept.values())
 
 
-# Which clients train at the same time: as many as the memory holds.
+# Blocks of clients that train at the same time: as many as fit into memory.
 
 
 class Blocks:
-    """Cuts clients into blocks that fit the memory, in bytes; what they hold and the module are on one device."""
+    """Splits clients into blocks that fit into memory; data and module are on one device.
+
+    Parameters
+    ----------
+    federation
+        The clients.
+    module
+        The model's structure.
+    layout
+        Layout of the whole model.
+    stages
+        Data that is gathered, whose bytes are subtracted from the memory.
+    memory
+        Bytes that data and training may take.
+    """
 
     def __init__(
         self, federation: Federation, module: nn.Module, layout: Layout, stages: Stages, memory: int
@@ -169,10 +187,19 @@ class Blocks:
     def of(
         self, sizes: Indices, this_round: Round, held: Held, models: int = 1
     ) -> Sequence[Sequence[int]]:
-        """Return the places of clients with so many examples ``[n]`` by blocks; clients of one size side by side.
+        """Return the places of clients in blocks, sorted by size.
 
-        Each has so many ``models``, which train one after the other, and whose updates are kept
-        until all have.
+        Parameters
+        ----------
+        sizes
+            Number of examples of each client, ``[n]``.
+        this_round
+            The round.
+        held
+            The clients' data.
+        models
+            Number of models of each client. They are trained one after the other, and their updates
+            are kept until all have been trained.
         """
         spec = this_round.spec
         rule = this_round.rule
@@ -193,14 +220,20 @@ class Blocks:
         return [block.tolist() for block in np.array_split(by_size, -(-len(sizes) // at_once))]
 
 
-# Whether a model fits the data of a federation.
+# Check of a model with the data of a federation.
 
 MODULE_ERRORS = (RuntimeError, ValueError, IndexError)
-"""What a module raises that does not fit a client's data."""
+"""Exceptions that a module raises if it does not fit a client's data."""
 
 
 def check_model_fits(module: nn.Module, federation: Federation, device: torch.device) -> None:
-    """Run two examples through the model and compare its outputs with the targets; a ModelError if they differ."""
+    """Check that the model takes two examples, and that its outputs fit the targets.
+
+    Raises
+    ------
+    ModelError
+        If the model fails on the examples, or its outputs have another shape than the targets need.
+    """
     pool = federation.pool
     inputs = pool.inputs(federation.clients[0].train[:2])
     module.eval()
@@ -227,7 +260,10 @@ def check_model_fits(module: nn.Module, federation: Federation, device: torch.de
 
 
 def _ignored_hint(pool: Pool, got: object, expected: tuple[int, ...]) -> str:
-    """Return advice if a model lacks outputs only for a last label that may mean "no label", such as 255."""
+    """Return advice if a model lacks an output only for a last label that may mean "no label".
+
+    Such a label is often 255.
+    """
     if pool.task != "classification" or not isinstance(got, tuple) or got[:-1] != expected[:-1]:
         return ""
     outputs = int(got[-1])
@@ -248,9 +284,24 @@ def model_error(
     engine: str,
     train: Callable[[Workload], object],
 ) -> ModelError:
-    """Return the error of clients that could not be trained together in a round, given the workload of each by itself.
+    """Return the error for clients that could not be trained together in a round.
 
-    It names the client on whose data training by ``train`` fails.
+    It names the client on whose data training fails.
+
+    Parameters
+    ----------
+    error
+        The error of the training together.
+    each
+        Id and workload of each client by itself.
+    federation
+        The clients.
+    number
+        Number of the round.
+    engine
+        Name of the engine.
+    train
+        Trains one workload, to find the client.
     """
     together = list(each)
     for client, work in together:

@@ -1,4 +1,4 @@
-"""Clients that train and evaluate a mixture of models (FedEM): responsibilities, weights, and what they send."""
+"""Clients that train and evaluate a mixture of models (FedEM): responsibilities and weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fedclade.training.store import MIXTURE, OPTIMIZER, SERVED_MIXTURE, ClientSt
 
 
 class Train(Protocol):
-    """Trains clients on what they hold, each the model of its row, with the name of their optimizers' states."""
+    """Trains a block of clients, each on its data and from the model of its row."""
 
     def __call__(
         self,
@@ -38,15 +38,39 @@ class Train(Protocol):
         *,
         weights: Mapping[int, Tensor],
     ) -> tuple[Tensor, Tensor]:
-        """Return the updates ``[k, S]`` and mean losses ``[k]``; weights are those of a client's examples."""
+        """Return the updates ``[k, S]`` and the mean losses ``[k]``.
+
+        Parameters
+        ----------
+        block
+            The clients, with the row of the model, and of the anchor, of each.
+        models
+            The models, ``[K, S]``.
+        this_round
+            The round.
+        optimizer
+            Name under which states of the optimizers are stored; None if they are not stored.
+        weights
+            Weights of each client's examples, ``[n_i]``, by client id; empty if all examples weigh
+            1.
+        """
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Mixtures:
-    """The clients' part of FedEM (Marfoq et al. 2021, Algorithm 1): what each keeps is its weights π ``[K]``.
+    """Clients' part of FedEM (Marfoq et al. 2021, Algorithm 1).
 
-    ``labels`` is how many labels examples have, or None if they do not have one each.
+    Each client stores its weights π ``[K]`` of the K models between rounds.
+
+    Parameters
+    ----------
+    store
+        State that clients store between rounds.
+    layout
+        Layout of the models.
+    labels
+        Number of labels; None if examples do not have one label each.
     """
 
     store: ClientStore
@@ -61,13 +85,26 @@ class Mixtures:
         evaluator: Evaluator,
         train: Train,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Let clients of blocks of places take an E-step and an M-step; keep their weights.
+        """Let clients take an E-step and an M-step, block by block, and store their weights.
+
+        Parameters
+        ----------
+        query
+            The training query, with the K models of the mixture.
+        clients
+            The clients of the query, with their training examples.
+        blocks
+            Places in the query of the clients that train at the same time.
+        evaluator
+            Evaluates the models on training data.
+        train
+            Trains a block of clients.
 
         Returns
         -------
         tuple
-            What each sends ``[n, E]`` (:func:`~fedclade.core.packed`), its loss Σ_m mean_j q_j(m)
-            ℓ_jm ``[n]``, and the component that it weighs most ``[n]``.
+            What each client sends, ``[n, E]`` (:func:`~fedclade.core.packed`); its loss Σ_m mean_j
+            q_j(m) ℓ_jm, ``[n]``; and the component with its largest weight, ``[n]``.
         """
         mixture = query.mixture
         models = query.models
@@ -88,7 +125,7 @@ class Mixtures:
                     client: q[:, component].to(models)
                     for client, q in zip(ids, leaning, strict=True)
                 }
-                mine = mine if len(models) > 1 else {}  # all weigh 1
+                mine = mine if len(models) > 1 else {}  # with one model, all weights are 1
                 block = [(clients[place], component, None) for place in places]
                 name = f"{OPTIMIZER} of component {component}" if keeps else None
                 moved, of_component = train(block, models, this_round, name, weights=mine)
@@ -107,7 +144,11 @@ class Mixtures:
         return torch.cat(sent)[back.to(models.device)], losses, components
 
     def evaluated(self, query: EvaluationQuery, evaluator: Evaluator) -> Evaluation:
-        """Let clients evaluate the mixture by their weights; one without any finds them with the models as they are."""
+        """Let clients evaluate the mixture by their weights.
+
+        A client that has not trained computes its weights by an E-step with equal weights as the
+        prior.
+        """
         mixture = query.mixture
         ids = query.ids
         assert mixture is not None
@@ -121,7 +162,7 @@ class Mixtures:
             leaning, _ = self._expected(evaluator, new, query.models, mixture, [None] * len(new))
             found = {client: each.mean(0).cpu() for client, each in zip(new, leaning, strict=True)}
             kept |= found
-            for client, weights in found.items():  # which an export of the client's model needs
+            for client, weights in found.items():  # an export of the client's model needs them
                 self.store.add(client, {SERVED_MIXTURE: weights})
         weights = torch.stack([kept[client].cpu() for client in ids])
         return evaluator.evaluate_mixture(ids, query.models, weights, query.split)
@@ -134,7 +175,10 @@ class Mixtures:
         mixture: Mixture,
         before: Sequence[Tensor | None],
     ) -> tuple[list[Tensor], Tensor | None]:
-        """Return the responsibilities of each client's training examples ``[n_i, K]``, and its table (E-step)."""
+        """Return the responsibilities for each client's training examples, and its table (E-step).
+
+        Responsibilities are ``[n_i, K]``. The tables are None if the mixture is not by label.
+        """
         alike = torch.full((len(models),), 1 / len(models), dtype=torch.float64)
         leaning: list[Tensor] = [alike] * len(ids)
         tables: list[Tensor] = [alike] * len(ids)

@@ -1,10 +1,11 @@
-"""What an optimizer is: the step of one client, the same step for k clients at once, and which paths may fuse it.
+"""Local optimizers: the step of one client, and the same step for k clients at once.
 
-Every engine takes its steps from here. Plain SGD has its own formulas, for k clients at once.
-Stacked parameters and the large dense layers of :mod:`~fedclade.training.channels_last` fuse a step
-where :attr:`LocalOptimizer.can_fuse`: they add the product that is the gradient to the parameters,
-and never write it. Other optimizers are torch's own classes, unchanged; those of
-:data:`ELEMENT_WISE` take the steps of k clients as if these were one large model.
+Every engine takes its steps from here. Plain SGD has formulas of its own for k clients at once. If
+:attr:`LocalOptimizer.can_fuse` is set, stacked parameters and the large dense layers of
+:mod:`~fedclade.training.channels_last` fuse a step: they add the product that is the gradient to
+the parameters directly, and never write the gradient. Other optimizers are torch's own classes,
+unchanged. Those of :data:`ELEMENT_WISE` take the steps of k clients as if the clients were one
+large model.
 """
 
 from __future__ import annotations
@@ -26,15 +27,18 @@ ELEMENT_WISE = frozenset(
         *(optim.RMSprop, optim.Adagrad, optim.Adadelta, optim.Rprop, optim.ASGD),
     }
 )
-"""By exact type: what each entry of a parameter becomes depends on no other entry, of the gradient or the state."""
+"""Optimizers, by exact type, in which each entry of a parameter is independent of all others."""
 
 FUSED = frozenset({optim.SGD, optim.Adam, optim.AdamW, optim.Adagrad})
-"""Those that have a step in one kernel on any device."""
+"""Optimizers that can take a step in one kernel on any device."""
 
 
 @dataclass(frozen=True)
 class LocalOptimizer:
-    """An optimizer, with the symbols of :class:`~fedclade.core.local.LocalTraining`; ``lr`` is that of the round."""
+    """An optimizer, with the symbols of :class:`~fedclade.core.local.LocalTraining`.
+
+    ``lr`` is the step size of the round.
+    """
 
     lr: float
     momentum: float = 0.0
@@ -47,60 +51,74 @@ class LocalOptimizer:
 
     @classmethod
     def of(cls, spec: LocalTraining, lr: float) -> LocalOptimizer:
-        """Return that of local training, with the step size of a round."""
+        """Return the optimizer of local training, with the step size of a round."""
         kind = optimizer_class(str(spec.optimizer))
         arguments = spec.momentum or 0.0, spec.weight_decay or 0.0, spec.mu, spec.clip_norm
         return cls(lr, *arguments, kind, spec.options, spec.keep_state)
 
     @property
     def is_plain(self) -> bool:
-        """Whether this is SGD as it is written here, rather than one of torch's classes."""
+        """Whether this is SGD as implemented here, rather than one of torch's classes."""
         return (
             self.kind is optim.SGD and not self.options and not (self.keeps_state and self.momentum)
         )
 
     @property
     def is_element_wise(self) -> bool:
-        """Whether the steps of several clients can be taken as those of one."""
+        """Whether the steps of several clients can be taken as those of one large model."""
         return self.kind in ELEMENT_WISE
 
     @property
     def has_kernel(self) -> bool:
-        """Whether a step may be one kernel, which goes through memory once."""
+        """Whether a step can be one kernel, which passes over memory once."""
         return self.kind in FUSED and not {"foreach", "fused"}.intersection(self.options)
 
     @property
     def can_fuse(self) -> bool:
-        """Whether a step is θ ← β·θ + α·g and no more, so that no gradient need be kept."""
+        """Whether a step is only θ ← β·θ + α·g, so that the gradient need not be stored."""
         return self.is_plain and self.momentum == 0 and self.mu == 0 and self.clip_norm is None
 
     @property
     def fused(self) -> tuple[float, float]:
-        """β and α of a fused step."""
+        """Factors β and α of a fused step."""
         return 1 - self.lr * self.weight_decay, -self.lr
 
     @property
     def carried(self) -> float:
-        """The share of its gradient that a buffer keeps for the next step, which makes it that of momentum."""
+        """Factor of a gradient buffer at the next step, which turns it into a momentum buffer."""
         return self.momentum if self.is_plain and self.clip_norm is None else 0.0
 
     @property
     def keeps_velocity(self) -> bool:
-        """Whether momentum has a buffer of its own: a gradient to be clipped is not summed up in that of momentum."""
+        """Whether momentum needs a buffer of its own.
+
+        It does if gradients are clipped: a gradient must be complete before it is clipped, so it
+        cannot be accumulated in the momentum buffer.
+        """
         return self.is_plain and bool(self.momentum) and self.clip_norm is not None
 
     @property
     def states(self) -> frozenset[str]:
-        """The names of what it keeps of every entry of a parameter; what else it keeps is of a parameter as a whole."""
+        """Names of state tensors with one number per entry of a parameter.
+
+        Other state is per parameter as a whole.
+        """
         return _states(replace(self, lr=1.0))
 
     def torch_optimizer(
         self, parameters: Sequence[nn.Parameter] | Sequence[dict[str, Any]], fused: bool = False
     ) -> optim.Optimizer:
-        """Return torch's own, for the parameters of one client, or of several; :meth:`adjust` comes before its step.
+        """Return torch's optimizer for the parameters of one or several clients.
 
-        Parameters may be in groups. With ``fused`` it takes a step in one kernel, if it has one and
-        the options say nothing else.
+        Call :meth:`adjust` before each of its steps.
+
+        Parameters
+        ----------
+        parameters
+            The parameters, or groups of parameters.
+        fused
+            Whether to take a step in one kernel, if the optimizer has one and its options do not
+            specify otherwise.
         """
         options = dict(self.options)
         if fused and self.has_kernel:
@@ -112,16 +130,17 @@ class LocalOptimizer:
         return self.kind(parameters, **taken, **options)  # pyright: ignore[reportCallIssue]
 
     def for_one_client(self, parameters: Sequence[nn.Parameter]) -> optim.Optimizer | PlainSGD:
-        """Return what takes the steps of one client; :meth:`adjust` comes before its step.
+        """Return the optimizer that takes the steps of one client.
 
-        On a GPU torch's own takes a step with all parameters at once.
+        Call :meth:`adjust` before each of its steps. On a GPU it is torch's own, which takes a step
+        with all parameters at once.
         """
         if self.is_plain and all(parameter.is_cpu for parameter in parameters):
             return PlainSGD(parameters, self.lr, self.momentum, weight_decay=self.weight_decay)
         return self.torch_optimizer(parameters)
 
     def apart(self, state: Mapping[str, Tensor]) -> tuple[tuple[str, float], ...]:
-        """Return what has to be the same in the states of clients that one optimizer takes the steps of."""
+        """Return the entries of a state that must agree for clients to share one optimizer."""
         whole = ((name, value) for name, value in state.items() if not self.is_of_entries(name))
         return (
             *((name, float(value)) for name, value in sorted(whole)),
@@ -129,7 +148,7 @@ class LocalOptimizer:
         )
 
     def is_of_entries(self, name: str) -> bool:
-        """Return whether a tensor of a state has a number for every entry of the parameter."""
+        """Return whether a state tensor has one number per entry of the parameter."""
         return name.rpartition(".")[2] in self.states
 
     def set_state(
@@ -138,7 +157,7 @@ class LocalOptimizer:
         parameters: Mapping[str, nn.Parameter],
         state: Mapping[str, Tensor],
     ) -> None:
-        """Let torch's own go on from a state, whose tensors are copied; parameters are by name."""
+        """Set the state of torch's optimizer to copies of tensors; parameters are given by name."""
         for name, value in state.items():
             parameter, _, key = name.rpartition(".")
             if (own := parameters.get(parameter)) is not None:
@@ -156,9 +175,9 @@ class LocalOptimizer:
             nn.utils.clip_grad_norm_(parameters, self.clip_norm)
 
     def scales(self, gradients: Iterable[Tensor]) -> Tensor | None:
-        """Return what clipping multiplies each client's gradient with, ``[k]``; None if nothing is clipped.
+        """Return the factors ``[k]`` of clipping; None if gradients are not clipped.
 
-        ``gradients`` are those of each tensor of the model, ``[k, ...]``.
+        ``gradients`` has a tensor ``[k, ...]`` for each parameter.
         """
         gradients = list(gradients)
         return (
@@ -168,9 +187,9 @@ class LocalOptimizer:
     def step(
         self, value: Tensor, gradient: Tensor, velocity: Tensor | None, scales: Tensor | None
     ) -> None:
-        """Take a step of k clients in place; without a velocity, momentum is in the gradient already.
+        """Take a step of k clients in place; values, gradients and velocities are ``[k, ...]``.
 
-        Values, gradients and velocities are ``[k, ...]``.
+        Without a velocity, momentum is already part of the gradient.
         """
         if scales is not None:
             gradient.mul_(per_client(scales, gradient))
@@ -183,7 +202,10 @@ class LocalOptimizer:
     def stepped(
         self, value: Tensor, gradient: Tensor, velocity: Tensor | None, scales: Tensor | None
     ) -> Tensor:
-        """Return the values after a step, which ``torch.func`` wants; only the velocity changes in place."""
+        """Return the values after a step, as needed by ``torch.func``.
+
+        Only the velocity changes in place.
+        """
         if scales is not None:
             gradient = gradient * per_client(scales, gradient)
         if self.weight_decay:
@@ -194,10 +216,10 @@ class LocalOptimizer:
 
 
 class PlainSGD:
-    """SGD with momentum and weight decay, whose steps are those of ``torch.optim.SGD`` to the last bit.
+    """SGD with momentum and weight decay, whose steps equal those of ``torch.optim.SGD`` exactly.
 
-    With the first instance of an optimizer, torch imports its compiler. That takes two seconds of
-    every process, and each answer of a Flower client is a process.
+    Torch imports its compiler with the first instance of one of its optimizers. That takes two
+    seconds in every process, and each reply of a Flower client is a process.
     """
 
     def __init__(
@@ -209,16 +231,16 @@ class PlainSGD:
         self._weight_decay = weight_decay
         self._velocities: dict[nn.Parameter, Tensor] = {}
         self.state: defaultdict[nn.Parameter, dict[str, Tensor]] = defaultdict(dict)
-        """Nothing: who keeps momentum from round to round takes torch's own."""
+        """Always empty: momentum that is kept between rounds needs torch's own optimizer."""
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients, as they are always set to None."""
+        """Set all gradients to None, whatever the argument."""
         for parameter in self._parameters:
             parameter.grad = None
 
     @torch.no_grad()
     def step(self) -> None:
-        """Take a step with every parameter that has a gradient."""
+        """Take a step with all parameters that have a gradient."""
         for parameter in self._parameters:
             if parameter.grad is not None:
                 parameter.add_(self._direction(parameter, parameter.grad), alpha=-self._lr)
@@ -251,12 +273,12 @@ def _states(rule: LocalOptimizer) -> frozenset[str]:
 def get_state(
     optimizer: optim.Optimizer | PlainSGD, parameters: Mapping[str, nn.Parameter]
 ) -> dict[str, Tensor]:
-    """Return the state of an optimizer, each tensor as ``<parameter>.<what it is>``.
+    """Return the state of an optimizer, with tensors named ``<parameter>.<entry>``.
 
     Raises
     ------
     ConfigError
-        If there is something else in it than numbers.
+        If the state has an entry that is not a number or tensor.
     """
     found: dict[str, Tensor] = {}
     for name, parameter in parameters.items():
@@ -273,14 +295,14 @@ def get_state(
 
 
 def clipping(gradients: Iterable[Tensor], largest: float) -> Tensor:
-    """Return the factor ``[k]`` that scales each client's gradient to at most this L2 norm.
+    """Return the factor ``[k]`` that scales each client's gradient to at most an L2 norm.
 
-    As ``torch.nn.utils.clip_grad_norm_``, to the small number that it adds to the norm.
+    It agrees with ``torch.nn.utils.clip_grad_norm_``, which also adds a small number to the norm.
     """
     norms = torch.stack([torch.linalg.vector_norm(g.reshape(len(g), -1), dim=1) for g in gradients])
     return (largest / (torch.linalg.vector_norm(norms, dim=0) + 1e-6)).clamp(max=1)
 
 
 def per_client(factors: Tensor, values: Tensor) -> Tensor:
-    """Return the factors ``[k]`` in a shape that multiplies each client's values, ``[k, ...]``."""
+    """Return factors ``[k]`` in a shape that multiplies each client's values, ``[k, ...]``."""
     return factors.view(-1, *(1,) * (values.dim() - 1))

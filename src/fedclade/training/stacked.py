@@ -1,4 +1,4 @@
-"""All clients of a round at once, folded into the batch dimension of one program."""
+"""Engine that trains all clients of a round at once, in the batch dimension of one program."""
 
 from __future__ import annotations
 
@@ -22,16 +22,14 @@ from fedclade.training.stacking.stacked_parameter import BufferPool, ByExample
 from fedclade.training.threads import WORTH_SHARING_STACKED, threads_of_step, using_threads
 from fedclade.training.vmap import Samples
 
-# DP-SGD of all clients in one program: a step's forward and backward pass is that of the stacked
-# engine.
+# DP-SGD of all clients in one program, with the forward and backward passes of the stacked engine.
 #
-# Its gradients are gathered example by example
-# (:mod:`~fedclade.training.stacking.stacked_parameter`), clipped and summed before the optimizer
-# sees them.
+# Gradients are gathered example by example (:mod:`~fedclade.training.stacking.stacked_parameter`),
+# then clipped and summed before the optimizer uses them.
 
 
 class PrivateBlock:
-    """Clients that train at the same time, the largest first, whose models are loaded."""
+    """DP-SGD of clients that train at the same time, the largest first, whose models are loaded."""
 
     def __init__(
         self, stacked: StackedModule, work: Workload, private: PrivateSteps, pool: BufferPool
@@ -43,7 +41,7 @@ class PrivateBlock:
         self._by_example, self._noise = ByExample(), BufferPool()
 
     def train(self, jobs: Sequence[Job]) -> Tensor:
-        """Train them in place; return the mean losses of the examples that were sampled, float64 ``[n]``."""
+        """Train the clients in place; return mean losses over sampled examples, float64 ``[n]``."""
         work = self._work
         spec = self._work.spec
         stacked = self._stacked
@@ -84,20 +82,20 @@ class PrivateBlock:
     def _step(
         self, losses: Losses, x: Tensor, y: Tensor, counts: Tensor, samples: Samples
     ) -> tuple[Tensor, Tensor]:
-        """Take a step on examples ``[k·B, ...]``, of which some are padding.
+        """Take a step on examples ``[k·B, ...]``, some of which are padding.
 
-        Returns the losses ``[k, B]``, and which of them are of a gradient that counts.
+        Returns the losses ``[k, B]``, and a mask of those whose gradients count.
         """
         stacked = self._stacked
         (k, width) = counts.shape
         self._by_example.begin(width)
         logits = stacked.forward(x)
-        # as if each example were a client
+        # One client per example makes the gradient of each row that of its own loss.
         of_rows, gradient = losses.of(Step(0, k * width, 1, None), logits, y)
         stacked.backward(logits, gradient)
         draws = samples.draws[:k]
         expected = torch.tensor([mine.expected for mine in draws]).to(logits)
-        with torch.no_grad():  # what layers were given may be part of a graph
+        with torch.no_grad():  # inputs of layers may be part of a graph
             factors = torch.where(counts, self._private.factors(self._by_example.squares()), 0.0)
             self._by_example.deliver(factors / expected[:, None])
         noise = self._noise.room(torch.empty(0), k, stacked.layout.n_parameters)
@@ -115,9 +113,13 @@ class StackedEngine:
     """Trains all clients at once.
 
     The batches of k clients are folded into ``[k·B, ...]``, so that the module's own forward runs
-    unchanged; layers that hold parameters are swapped, in a copy, for ones that hold those of all
-    clients. ``replay`` records steps and launches them again, on a GPU; without it every step is
-    run.
+    unchanged. In a copy of the module, layers with parameters are replaced by layers that have the
+    parameters of all clients.
+
+    Parameters
+    ----------
+    replay
+        Records steps and launches the recordings, on a GPU; None to run every step.
     """
 
     def __init__(self, replay: Replay | None = None) -> None:
@@ -133,8 +135,8 @@ class StackedEngine:
         Raises
         ------
         CannotStack
-            If the module, or the optimizer, cannot be stacked, which is found before any job's
-            generator is drawn from; or if training changes a buffer that clients share.
+            If the module or the optimizer cannot be stacked, which is detected before any generator
+            of a job is used; or if training changes a buffer that clients share.
         """
         if work.private is not None:
             refuse_rules(work)
@@ -204,15 +206,16 @@ class StackedEngine:
             return of_rows
 
         run: Run = step_by_step
-        # torch's own count their steps on the CPU
+        # Torch's own optimizers count their steps on the CPU, which a recording would not repeat.
         if self._replay is not None and optimizer.is_plain:
             run = self._replay.of_round(
                 run, stacked, plan, (optimizer, batches.all_count, work.fixed)
             )
-        # What is not stacked and draws, draws from all of the clients' keys.
+        # Layers that draw but have no stacked form use a seed that depends on all clients' seeds.
         with rng.seeded_globally(sum(seeds) % 2**63, models.device), torch.enable_grad():
             for _ in range(spec.epochs or 1):
-                for step, x, y, w in batches.drawn():  # of weights no recording knows
+                # Recordings have no weights of examples, so such steps are run.
+                for step, x, y, w in batches.drawn():
                     losses.note(run(step, x, y) if w is None else step_by_step(step, x, y, w))
         return losses.of_clients()
 
@@ -220,10 +223,10 @@ class StackedEngine:
 def _blocks(
     stacked: StackedModule, optimizer: LocalOptimizer, jobs: Sequence[Job], device: torch.device
 ) -> list[list[int]]:
-    """Return the places of the clients that train at the same time: on a CPU as many as its cache holds.
+    """Group the places of clients that train at the same time; on a CPU, as many as fit its cache.
 
-    The largest clients come first, so that those who still train are always the first of their
-    block; and of one size, those side by side whose optimizers have come equally far.
+    The largest clients come first, so that the clients that still train are always the first of
+    their block. Among clients of one size, clients with equally advanced optimizers are adjacent.
     """
     apart = [
         optimizer.apart(job.state) if optimizer.keeps_state and job.state else () for job in jobs
@@ -232,8 +235,8 @@ def _blocks(
     n = len(jobs)
     at_once = len(jobs)
     if device.type == "cpu":
-        # A step goes through parameters and gradients twice; once through a state, or what comes of
-        # several passes.
+        # A step passes over parameters and gradients twice. It passes once over each state, and
+        # once over the intermediate results of an optimizer that takes several kernels.
         once = 0 if optimizer.is_plain else len(optimizer.states) + (not optimizer.has_kernel)
         at_once = clients_in_cache(stacked.hot_bytes * (4 + once) // 4, torch.get_num_threads())
     count = -(-n // at_once)

@@ -1,4 +1,4 @@
-"""What simulated clients hold in each stage of a federation whose data changes during a run."""
+"""Data of simulated clients in each stage of a federation whose data changes during a run."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ from fedclade.training.data import ClientsData
 from fedclade.training.evaluation import Evaluator
 
 Trained = tuple[int, Tensor, Tensor]
-"""A client with the inputs and the targets ``[n, ...]`` that it trains on, as it sees them."""
+"""A client, and the inputs and targets ``[n, ...]`` of the examples on which it trains.
+
+Its own rotation and label map are applied to them.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """What clients hold in one stage."""
+    """Data of all clients in one stage, and their evaluator."""
 
     federation: Federation
     data: ClientsData
@@ -28,11 +31,24 @@ class Held:
 
 
 class Stages:
-    """What clients hold in each stage, gathered when it is first needed.
+    """Data of all clients in each stage, gathered when a query first needs it.
 
-    The data of the latest stage that was asked about takes ``budget`` bytes at most; those of
-    earlier stages take what that leaves. When a later stage begins, what was gathered before is let
-    go. ``alone``: see :class:`ClientsData`.
+    The data of the latest stage of any query takes at most ``budget`` bytes. Data of earlier stages
+    takes at most the rest of the budget. When a later stage begins, data that was gathered before
+    is released.
+
+    Parameters
+    ----------
+    federation
+        The clients.
+    device
+        Device for the data.
+    budget
+        Bytes that the data may take.
+    judge
+        Returns the evaluator for a federation and its data.
+    alone
+        See :class:`~fedclade.training.data.ClientsData`.
     """
 
     def __init__(
@@ -56,15 +72,19 @@ class Stages:
 
     @property
     def bytes_kept(self) -> int:
-        """How many bytes all that is gathered may take."""
+        """Upper bound on the bytes of all gathered data."""
         return self._bytes_joined + sum(held.data.bytes_kept for held in self._held.values())
 
     def in_round(self, number: int) -> Held:
-        """Return what clients hold in a round; where none is named (0), in the latest stage so far."""
+        """Return the data in a round; round 0 stands for the latest stage so far."""
         return self.at(self._federation.stage_in(number)) if number else self.now
 
     def at(self, stage: int) -> Held:
-        """Return what clients hold in a stage; those behind the last one are poisoned, and no round goes on to them."""
+        """Return the data in a stage.
+
+        Stages after the last one have poisoned data. Requests for them do not advance the latest
+        stage.
+        """
         if self._latest < stage <= len(self._federation.stages):
             self._latest = stage
             self._bytes_joined = 0
@@ -80,11 +100,11 @@ class Stages:
         return self._held[stage]
 
     def of(self, query: UpdateQuery) -> Held:
-        """Return what clients hold in the round of a query."""
+        """Return the data in the round of a query."""
         return self.in_round(query.data_round or query.round.number)
 
     def trained(self, query: UpdateQuery, places: Sequence[int], held: Held) -> list[Trained]:
-        """Return the clients at some places of a query, each with what it trains on."""
+        """Return the clients at some places of a query, each with its training examples."""
         rounds = [
             None if query.data_rounds is None else query.data_rounds[place] for place in places
         ]
@@ -97,9 +117,9 @@ class Stages:
     def _examples(
         self, client: int, this_round: Round, held: Held, rounds: Sequence[int] | None
     ) -> tuple[Tensor, Tensor]:
-        """Return what a client trains on: of what it holds, or of what it held in some rounds, one behind the other.
+        """Return a client's training examples: of ``held``, or of several rounds, concatenated.
 
-        What is the same in several of the rounds is there once.
+        Examples that are the same in several of the rounds occur once.
         """
         stages = self._different(client, rounds)
         if len(stages) < 2:
@@ -110,7 +130,7 @@ class Stages:
             inputs, targets = (torch.cat(column) for column in zip(*parts, strict=True))
             needed = inputs.nbytes + targets.nbytes
             if self.bytes_kept + needed <= self._budget:
-                # the same tensors again: worker processes know them
+                # Kept, so that the same tensors are used again: worker processes have seen them.
                 self._joined[key] = inputs, targets
                 self._bytes_joined += needed
         else:
@@ -122,7 +142,7 @@ class Stages:
         return inputs[places], targets[places]
 
     def sizes(self, query: UpdateQuery, held: Held) -> Indices:
-        """Return how many examples each client of a query holds, of what it is to train on, ``[n]``."""
+        """Return the number of training examples of each client of a query, ``[n]``."""
         if query.data_rounds is None:
             of_split = held.data.splits["train"]
             return of_split.sizes[of_split.set_of[held.data.places(query.ids)]]
@@ -135,7 +155,7 @@ class Stages:
         return self._federation.each_stage[stage].sizes[client]
 
     def _different(self, client: int, rounds: Sequence[int] | None) -> tuple[int, ...]:
-        """Return the stages that some rounds are in, without those in which a client holds nothing beyond another."""
+        """Return the stages of some rounds, without those whose data another stage contains."""
         stages = tuple(sorted({self._federation.stage_in(number) for number in rounds or ()}))
         if (client, stages) not in self._apart:
             held = {stage: self._federation.each_stage[stage].by_id[client] for stage in stages}
@@ -151,6 +171,6 @@ class Stages:
 
 
 def _within(one: ClientData, other: ClientData) -> bool:
-    """Whether a client trains on nothing, with the one, that it does not train on with the other as well."""
+    """Return whether a client's training data in ``one`` is contained in its data in ``other``."""
     alike = one.label_map is other.label_map and one.quarter_turns == other.quarter_turns
     return one is other or (alike and bool(np.isin(one.train, other.train).all()))

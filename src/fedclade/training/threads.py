@@ -1,4 +1,4 @@
-"""How many threads a step of local training is worth."""
+"""Devices, precision of products on a GPU, and number of threads for a step of local training."""
 
 from __future__ import annotations
 
@@ -15,11 +15,16 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedclade.core import ConfigError
 
-# Where clients train, and how exactly a GPU multiplies float32 matrices there.
+# The device on which clients train, and the precision of float32 products on a GPU.
 
 
 def choose_device(device: str) -> str:
-    """Return ``cpu`` or ``cuda`` for ``auto``, ``cpu``, ``cuda``.
+    """Return the device for a setting: ``cpu`` or ``cuda``.
+
+    Parameters
+    ----------
+    device
+        ``auto``, ``cpu`` or ``cuda``.
 
     Raises
     ------
@@ -39,12 +44,12 @@ def choose_device(device: str) -> str:
 
 @contextmanager
 def float32_products(tf32: bool) -> Generator[None]:
-    """Let a GPU round the factors of float32 products to 10 bits of mantissa in the block (TF32), or not.
+    """Choose whether a GPU may use TF32 for float32 products in the block.
 
-    Torch by itself rounds them in convolutions and recurrent layers, but not in products of
-    matrices.
+    TF32 rounds the factors of products to 10 bits of mantissa. By default, torch uses it in
+    convolutions and recurrent layers, but not in products of matrices.
     """
-    # types know neither setting
+    # Torch's type stubs have neither setting, hence Any.
     kinds: tuple[Any, Any] = torch.backends.cuda.matmul, torch.backends.cudnn
     before = [kind.allow_tf32 for kind in kinds]
     try:
@@ -57,27 +62,30 @@ def float32_products(tf32: bool) -> Generator[None]:
 
 
 WORTH_SHARING = 5e7
-"""Floating-point operations of a forward pass from which on several threads are faster than one."""
+"""Floating-point operations of a forward pass above which several threads are faster than one."""
 
 WORTH_SHARING_STACKED = 1e7
-"""The same of a step of all clients together, which has fewer and larger operations."""
+"""The same limit for a step of all clients together, which has fewer and larger operations."""
 
 CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
-"""Where Linux says for how many microseconds a container may compute in so many: ``max`` where there is no limit."""
+"""File in which Linux reports a container's CPU quota and period in microseconds.
+
+The quota is ``max`` if there is no limit.
+"""
 
 _operations: weakref.WeakKeyDictionary[nn.Module, dict[tuple[int, ...], int]] = (
     weakref.WeakKeyDictionary()
 )
-"""Of a forward pass of a module, by the shape of its inputs."""
+"""Number of operations of a forward pass of a module, by the shape of its inputs."""
 
 
 def cores() -> int:
-    """Return how many threads can run at the same time in this process, as far as the system says."""
+    """Return the number of threads that can run at once in this process, as the system reports."""
     try:
         count = len(os.sched_getaffinity(0))
-    except AttributeError:  # not on every system
+    except AttributeError:  # not available on every system
         count = os.cpu_count() or 1
-    with suppress(OSError, ValueError):  # no container, or no limit
+    with suppress(OSError, ValueError):  # not in a container, or no limit
         quota, period = map(int, CGROUP_QUOTA.read_text().split())
         count = min(count, max(1, quota // max(1, period)))
     return count
@@ -90,15 +98,28 @@ def threads_of_step(
     clients: int = 1,
     worth_sharing: float = WORTH_SHARING,
 ) -> int:
-    """Return how many threads full batches of some clients get, whose inputs are like these.
+    """Return the number of threads for a step of some clients with full batches.
 
-    One, unless the operations of a forward pass are worth sharing. Federated learning takes many
-    tiny steps, and threads that meet after every operation of a few microseconds lose more time
-    than they save. The operations are counted, not timed, so that the choice, on which rounding
-    depends, is the same in every run.
+    It is 1 unless the number of operations of a forward pass makes more threads faster. Federated
+    learning takes many tiny steps, and threads that synchronize after every operation of a few
+    microseconds lose more time than they save. Operations are counted, not timed, so that the
+    number of threads, on which rounding depends, is the same in every run.
+
+    Parameters
+    ----------
+    module
+        The model.
+    inputs
+        Inputs of one client, ``[n, ...]``.
+    batch_size
+        Number of examples in a batch.
+    clients
+        Number of clients that take the step together.
+    worth_sharing
+        Number of operations from which all available threads are used.
     """
     available = torch.get_num_threads()
-    if available == 1 or inputs.is_cuda:  # the counter takes a second to import what it needs
+    if available == 1 or inputs.is_cuda:  # saves a second of imports by the counter
         return available
     operations = _operations.setdefault(module, {})
     shape = (batch_size, *inputs.shape[1:])
@@ -112,7 +133,7 @@ def threads_of_step(
 
 @contextmanager
 def using_threads(count: int) -> Generator[None]:
-    """Let torch use so many threads in the block."""
+    """Let torch use ``count`` threads in the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -1,7 +1,8 @@
-"""Which buffers of a model training changes: tried in forward passes on made-up inputs, before a run.
+"""Trial before a run that finds the buffers of a model that training changes.
 
-Server and clients of a network have to agree on this without sharing data. So inputs are drawn from
-what both know of the data, its :class:`~fedclade.core.DataSpec`, and from a fixed seed.
+Server and clients of a network have to agree on these buffers without sharing data. So the inputs
+of the trial are drawn with a fixed seed from the properties of the data that both know, its
+:class:`~fedclade.core.DataSpec`.
 """
 
 from __future__ import annotations
@@ -25,21 +26,28 @@ from fedclade.core import (
 )
 
 EXAMPLES = 4
-"""In a batch of the trial."""
+"""Number of examples in a batch of the trial."""
 
 PASSES = 2
-"""Forward passes of the trial, on different inputs."""
+"""Number of forward passes of the trial, on different inputs."""
 
 _log = logging.getLogger(__name__)
 
 
 def note_unsent_buffers(module: nn.Module, spec: DataSpec) -> None:
-    """Find out which buffers are in no vector, and note that at the module; see :mod:`fedclade.core.buffers`.
+    """Find the buffers that are not part of vectors, and register them at the module.
 
-    Statistics of normalisation layers are in the vector; so are finite floats that a forward pass
-    in training mode changes. If the module takes none of the inputs that are tried, all finite
-    floats are. A line in the log names whole numbers that training changes: these are not averaged,
-    and every client starts from the model's.
+    See :mod:`fedclade.core.buffers`. Vectors contain the statistics of normalisation layers, and
+    finite floats that a forward pass in training mode changes. If the module takes none of the
+    inputs of the trial, vectors contain all finite floats. Whole numbers that training changes are
+    logged: they are not averaged, and every client starts from the model's values.
+
+    Parameters
+    ----------
+    module
+        The model.
+    spec
+        Properties of the data.
 
     Raises
     ------
@@ -84,7 +92,10 @@ def note_unsent_buffers(module: nn.Module, spec: DataSpec) -> None:
 
 
 def _changed_buffers(module: nn.Module, spec: DataSpec, names: list[str]) -> set[str] | None:
-    """Return which buffers forward passes in training mode change; None if the module takes none of the inputs."""
+    """Return the buffers that forward passes in training mode change.
+
+    The result is None if the module takes none of the inputs of the trial.
+    """
     before = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
     device = next(iter(before.values())).device
     for inputs in _example_inputs(module, spec):
@@ -93,7 +104,7 @@ def _changed_buffers(module: nn.Module, spec: DataSpec, names: list[str]) -> set
                 Layout.of(module).set_training(module)
                 for batch in inputs:
                     module(batch.to(device))
-            except Exception:  # whatever a user's module raises: other inputs may do
+            except Exception:  # a user's module may raise anything; other inputs may work
                 continue
             now = dict(module.named_buffers())
             return {name for name in names if not has_same_values(now[name], before[name])}
@@ -101,7 +112,8 @@ def _changed_buffers(module: nn.Module, spec: DataSpec, names: list[str]) -> set
 
 
 def _example_inputs(module: nn.Module, spec: DataSpec) -> Iterator[list[Tensor]]:
-    """Yield batches of inputs of each kind that data like this may have, the most likely first."""
+    """Yield batches of inputs of each kind that the data may have, the most likely first."""
+    # A fixed seed on the CPU: server and clients must draw the same inputs.
     draw = torch.Generator().manual_seed(0)
     shape = (EXAMPLES, *spec.input_shape)
     dtypes = (parameter.dtype for parameter in module.parameters() if parameter.is_floating_point())

@@ -1,7 +1,7 @@
-"""All clients at once by ``torch.func.vmap``: for modules whose layers the stacked engine does not know.
+"""Engine by ``torch.func.vmap``, for modules with layers that the stacked engine does not support.
 
 The module is called as a function of its parameters, differentiated, and mapped over clients, whose
-parameters are stacked ``[n, ...]``. Batches of one length make one call, so that no example is
+parameters are stacked ``[n, ...]``. Batches of equal length are one call, so that no example is
 padded.
 """
 
@@ -35,25 +35,28 @@ from fedclade.training.local_rules import train_by_rule
 from fedclade.training.optimizer import LocalOptimizer
 from fedclade.training.stacking.batches import joined
 
-# DP-SGD of all clients by ``torch.func``: the gradient of every example, mapped over examples and
-# over clients.
+# DP-SGD of all clients by ``torch.func``: the gradient of one example, mapped over examples and
+# clients.
 
 GRADIENTS_AT_A_TIME = 2**25
-"""Entries of examples' gradients that are held at once: 128 MiB in float32."""
+"""Largest number of entries of examples' gradients in memory at once: 128 MiB in float32."""
 
 SMALLEST = 8
 STEP = 8
-"""Samples are padded to a multiple of so many examples, so that few shapes occur."""
+"""Samples are padded to a multiple of ``STEP`` examples, so that few shapes occur."""
 
 
 class Samples:
-    """The samples of k clients in a step, side by side, those of the longest trainings first."""
+    """Samples of k clients in a step, side by side; the clients with the most steps come first."""
 
     def __init__(self, private: PrivateSteps, jobs: Sequence[Job], batch_size: int) -> None:
         self.draws: list[Draws] = [private.draws(job, batch_size) for job in jobs]
 
     def drawn(self, clients: int) -> tuple[Tensor, Tensor]:
-        """Return the examples of the first clients, int64 ``[k, B]``, and which of these count; the rest is padding."""
+        """Draw samples of the first clients, ``[k, B]``, int64; return them and a mask.
+
+        The mask is False for padding.
+        """
         samples = [draws.sample() for draws in self.draws[:clients]]
         examples = pad_sequence(samples, batch_first=True)
         width = max(SMALLEST, -(-examples.shape[1] // STEP) * STEP)
@@ -63,7 +66,7 @@ class Samples:
 
 
 class NoisyGradients:
-    """The noisy gradients of each client as functions of named tensors, ``[k, ...]``."""
+    """Noisy gradients of each client as functions of named tensors ``[k, ...]``."""
 
     def __init__(self, work: Workload, private: PrivateSteps) -> None:
         self._private = private
@@ -88,7 +91,10 @@ class NoisyGradients:
         counts: Tensor,
         draws: Sequence[Draws],
     ) -> tuple[Named, Tensor]:
-        """Return gradients with noise; and of the examples ``[k, B]`` that count, losses' sum and number ``[k, 2]``."""
+        """Return gradients with noise, and sums and numbers ``[k, 2]`` of losses of examples.
+
+        Only examples ``[k, B]`` that ``counts`` selects contribute.
+        """
         size = max(1, self._layout.n_parameters)
         clients = max(1, GRADIENTS_AT_A_TIME // (size * x.shape[1]))
         examples = max(1, min(x.shape[1], GRADIENTS_AT_A_TIME // size))
@@ -116,7 +122,7 @@ class NoisyGradients:
         }
         squares = torch.stack([g.square().sum(2) for g in flat.values()]).sum(0)
         factors = torch.where(counts, self._private.factors(squares), 0.0)
-        left_out = (factors == 0)[..., None]  # whose gradients may be infinite
+        left_out = (factors == 0)[..., None]  # these gradients may be infinite, and 0·∞ is NaN
         sums = {
             n: torch.bmm(factors.unsqueeze(1), g.masked_fill(left_out, 0)) for n, g in flat.items()
         }
@@ -140,13 +146,14 @@ Named = dict[str, Tensor]
 
 
 class CannotMapError(CannotTrainTogether):
-    """The module cannot be mapped over clients; names what in it prevents that."""
+    """Error for a module that cannot be mapped over clients; the message gives the reason."""
 
 
 class VmapEngine:
-    """All clients of a call at once, by ``torch.func``.
+    """Trains all clients at once, by ``torch.func``.
 
-    It refuses what has a state or draws in the forward pass: BatchNorm, dropout, and the like.
+    It refuses modules whose forward pass changes a state or draws, such as those with BatchNorm or
+    dropout.
     """
 
     def train(self, work: Workload, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -176,7 +183,7 @@ class VmapEngine:
         if work.rule is not None:
             return self._by_rule(work, out)
         plans = [[*batches(job.size, spec, job.generator)] for job in jobs]
-        # those who train longest come first
+        # The clients with the most steps come first.
         order = sorted(range(len(jobs)), key=lambda k: -len(plans[k]))
         ordered = [jobs[k] for k in order]
         plans = [plans[k] for k in order]
@@ -192,7 +199,7 @@ class VmapEngine:
         inputs, first_inputs = joined([job.inputs for job in ordered])
         targets, first_targets = joined([job.targets for job in ordered])
         first = torch.tensor(first_inputs)[:, None], torch.tensor(first_targets)[:, None]
-        # of all jobs, or of none
+        # Either all jobs have weights, or none has.
         given = [job.weights for job in ordered if job.weights is not None]
         weights, first_weights = joined(given) if given else (None, [])
         totals = torch.zeros(len(jobs), dtype=torch.float64, device=models.device)
@@ -216,7 +223,7 @@ class VmapEngine:
     def _privately(
         self, work: Workload, private: PrivateSteps, out: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Train by DP-SGD: in a step, as many examples of every client as the largest sample has."""
+        """Train by DP-SGD, with samples of all clients padded to the size of the largest."""
         refuse_rules(work)
         models = work.models
         spec = work.spec
@@ -233,7 +240,7 @@ class VmapEngine:
         targets, first_targets = joined([job.targets for job in jobs])
         first_x, first_y = (torch.tensor(each)[:, None] for each in (first_inputs, first_targets))
         samples = Samples(private, jobs, spec.batch_size)
-        totals = torch.zeros(len(jobs), 2, dtype=torch.float64)  # sums of losses, and of how many
+        totals = torch.zeros(len(jobs), 2, dtype=torch.float64)  # sums and numbers of losses
         for number in range(max(steps)):
             active = sum(count > number for count in steps)
             examples, counts = samples.drawn(active)
@@ -262,7 +269,7 @@ class VmapEngine:
 
 
 def _refuse_what_cannot_be_mapped(module: nn.Module, layout: Layout) -> None:
-    """Look for layers that change their buffers in training, which those that rest do not."""
+    """Refuse layers that change their buffers in training, unless they stay in evaluation mode."""
     for name, layer in module.named_modules():
         changes = isinstance(layer, nn.modules.batchnorm._NormBase) and layer.track_running_stats  # pyright: ignore[reportPrivateUsage]
         if changes and name not in layout.resting:
@@ -272,7 +279,7 @@ def _refuse_what_cannot_be_mapped(module: nn.Module, layout: Layout) -> None:
 
 
 class _Gradients:
-    """Gradients of clients at any of their models; see :class:`~fedclade.training.local_rules.Gradients`."""
+    """Gradients of clients at any models; see :data:`~fedclade.training.local_rules.Gradients`."""
 
     def __init__(self, work: Workload, jobs: Sequence[Job]) -> None:
         self._layout, self._module, self._mapped = work.layout, work.module, _Mapped(work)
@@ -290,7 +297,7 @@ class _Gradients:
     def __call__(
         self, models: Tensor, places: Places, batch: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return gradients ``[k, D]``, losses ``[k]``, and which entries the loss depends on, ``[D]``."""
+        """Return gradients ``[k, D]``, losses ``[k]``, and a mask ``[D]`` of entries reached."""
         x, y = (first[places] + batch for first in self._first)
         tensors = self._layout.unflatten(models)
         trained = {slot.name: tensors[slot.name] for slot in self._layout.parameters}
@@ -302,7 +309,7 @@ class _Gradients:
 
 
 class _Mapped:
-    """The module's loss and gradients as functions of named tensors, each ``[k, ...]``."""
+    """Loss and gradients of a module as functions of named tensors, each ``[k, ...]``."""
 
     def __init__(self, work: Workload) -> None:
         module = work.module
@@ -320,13 +327,13 @@ class _Mapped:
     def __call__(
         self, trained: Named, others: Named, inputs: Tensor, targets: Tensor, *weights: Tensor
     ) -> tuple[Named, Tensor]:
-        """Return the gradients of each client, and its loss ``[k]``."""
+        """Return the gradients and the loss ``[k]`` of each client."""
         return self._gradients(trained, others, inputs, targets, *weights)
 
 
 @contextmanager
 def _refusing(module: nn.Module, others: Named) -> Generator[None]:
-    """Say what it is in a module that cannot be mapped."""
+    """Raise a CannotMapError with the reason if the block fails or changes buffers."""
     kind = type(module).__name__
     before = _versions(module, others)
     try:
@@ -339,15 +346,28 @@ def _refusing(module: nn.Module, others: Named) -> Generator[None]:
 
 
 def _versions(module: nn.Module, others: Named) -> list[tuple[int, int]]:
-    """Return which tensors the buffers are, and how often each was written to."""
+    """Return the identity and the number of writes of each buffer."""
     return [(id(buffer), buffer._version) for buffer in (*module.buffers(), *others.values())]
 
 
 class _Stacked:
-    """The models of n clients, tensor by tensor ``[n, ...]``, and what they pull towards.
+    """Models and anchors of n clients, as named tensors ``[n, ...]``.
 
-    ``reached`` names the parameters that the loss depends on: the others stay, and do not decay.
-    ``mapped`` gives gradients and losses of models ``[k, ...]``.
+    Parameters
+    ----------
+    work
+        The workload.
+    start
+        Models from which the clients start, ``[n, S]``.
+    anchors
+        Models to which the proximal term pulls, ``[n, S]``.
+    sgd
+        The optimizer.
+    reached
+        Names of the parameters on which the loss depends. Other parameters stay unchanged, without
+        weight decay.
+    mapped
+        Returns gradients and losses of models ``[k, ...]``.
     """
 
     def __init__(
@@ -367,7 +387,7 @@ class _Stacked:
         self._module = work.module
         tensors = layout.unflatten(self.models)
         self._anchors = layout.unflatten(anchors)
-        # views of the models
+        # Views of self.models, so that steps change it.
         self._trained = {slot.name: tensors[slot.name] for slot in layout.parameters}
         self._others = {slot.name: tensors[slot.name] for slot in layout.buffers}
         self._velocity = (
@@ -375,9 +395,9 @@ class _Stacked:
         )
 
     def step(self, places: Places, inputs: Tensor, targets: Tensor, *more: Any) -> Tensor:
-        """Let some clients take a step on their batches ``[k, B, ...]``; return their losses before it, ``[k]``.
+        """Take a step of some clients on batches ``[k, B, ...]``; return losses before it, ``[k]``.
 
-        What ``more`` the gradients are of, such as weights of examples ``[k, B]``, is passed on.
+        Further arguments of the gradients, such as weights of examples ``[k, B]``, are passed on.
         """
         sgd = self._sgd
         trained = {name: p[places] for name, p in self._trained.items()}
@@ -400,10 +420,10 @@ class _Stacked:
 
 
 def _reached(work: Workload, model: Tensor, job: Job) -> set[str]:
-    """Return the names of the parameters that the loss depends on."""
+    """Return the names of the parameters on which the loss depends."""
     module = work.module
     work.layout.load(model, module)
-    module.eval()  # draws nothing
+    module.eval()  # in evaluation mode, the forward pass draws nothing
     module.zero_grad(set_to_none=True)
     with torch.backends.cudnn.flags(enabled=False):
         work.task.mean_loss(module(job.inputs[:2]), job.targets[:2]).backward()

@@ -1,7 +1,7 @@
-"""Clients side by side: one process for each core, each with one thread.
+"""Engine that trains clients in parallel: one process for each core, each with one thread.
 
-On a CPU, convolutions and recurrent layers gain little from training clients together: they are
-near the machine's limit already when every core has a client of its own.
+On a CPU, convolutions and recurrent layers gain little from training clients together: with a
+client on every core, they are already near the limit of the machine.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from fedclade.training.memory import clients_in_cache, hot_bytes, keep_freed_mem
 from fedclade.training.stacked import StackedEngine
 from fedclade.training.threads import cores
 
-# Forked processes: workers, and trials that may die without taking this process with them.
+# Forked processes: workers, and trials that may die without ending this process.
 #
-# A forked process has the data and the module without a copy: nothing is pickled, and a script
+# A forked process shares the data and the module without a copy: nothing is pickled, and a script
 # needs no main guard.
 
 
 def cannot_fork(device: torch.device) -> str | None:
-    """Return why there can be no worker processes for this device, or None."""
+    """Return why worker processes cannot be used with this device, or None if they can."""
     if device.type != "cpu":
         return f"workers train on the CPU, not on {device.type}"
     if sys.platform != "linux":
@@ -55,26 +55,39 @@ def cannot_fork(device: torch.device) -> str | None:
 
 
 def fork(work: Callable[[], None], others: Sequence[Connection] = ()) -> int:
-    """Return the id of a new process that does some work and ends; raises OSError.
+    """Fork a process that does some work and then ends; return its id.
 
-    The work runs in the thread that is left of this process: torch may use one thread there, or
-    those of a thread of its own. Connections in ``others`` are closed there, so that the end of
-    this process is the end of them.
+    The work runs in the only thread that the new process has: torch may use one thread there, or
+    start others from a new thread.
+
+    Parameters
+    ----------
+    work
+        The work.
+    others
+        Connections that the new process closes. Otherwise it would keep them open after this
+        process has ended.
+
+    Raises
+    ------
+    OSError
+        If the process cannot be forked.
     """
     sys.stdout.flush()
     sys.stderr.flush()
     with warnings.catch_warnings():
-        # Python warns of forking with threads, which may hold a lock. The child touches torch and
-        # its pipe alone.
+        # Python warns about forking while other threads may hold a lock. The child uses only torch
+        # and its pipe.
         warnings.simplefilter("ignore", DeprecationWarning)
         process = os.fork()
     if process:
         return process
     code = 1
     try:
-        for sent_to_all in (signal.SIGINT, signal.SIGTERM):  # but meant for the parent, who ends us
+        # These signals reach the whole process group. The parent handles them, and ends the child.
+        for sent_to_all in (signal.SIGINT, signal.SIGTERM):
             signal.signal(sent_to_all, signal.SIG_IGN)
-        gc.freeze()  # looking through the parent's objects would copy their pages
+        gc.freeze()  # a garbage collection of the parent's objects would copy their pages
         for other in others:
             other.close()
         work()
@@ -84,16 +97,23 @@ def fork(work: Callable[[], None], others: Sequence[Connection] = ()) -> int:
 
 
 def how_it_ended(process: int) -> str:
-    """Wait for a process of ours to end; return its signal or exit code."""
+    """Wait for a child process to end; return its signal or exit code."""
     _, status = os.waitpid(process, 0)
     code = os.waitstatus_to_exitcode(status)
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
 def tried(attempt: Callable[[], str | None], limit: float) -> str | None:
-    """Return what an attempt returns in a process of its own, or how that process ended; it has ``limit`` seconds.
+    """Run an attempt in a process of its own; return its result, or how the process ended.
 
-    An attempt returns what is wrong, or None. It has as many threads as torch has here.
+    The process has as many threads as torch has here.
+
+    Parameters
+    ----------
+    attempt
+        Returns what is wrong, or None.
+    limit
+        Time limit in seconds.
     """
     threads = torch.get_num_threads()
     ours, theirs = Pipe(duplex=False)
@@ -107,8 +127,8 @@ def tried(attempt: Callable[[], str | None], limit: float) -> str | None:
 
     def work() -> None:
         _be_silent()
-        # OpenMP waits for ever for the parent's threads, which were not forked, but not in a thread
-        # that had none.
+        # In the forked thread, OpenMP waits for ever for the parent's threads, which were not
+        # forked. In a new thread it starts threads of its own.
         thread = threading.Thread(target=report)
         thread.start()
         thread.join()
@@ -138,7 +158,7 @@ def tried(attempt: Callable[[], str | None], limit: float) -> str | None:
 
 
 def _be_silent() -> None:
-    """Leave no core file and no traceback: this process may die, and its parent reports it."""
+    """Suppress core files and tracebacks: this process may die, and its parent reports it."""
     import resource  # not on Windows, where nothing is forked
 
     faulthandler.disable()
@@ -149,14 +169,17 @@ def _be_silent() -> None:
 
 
 CHUNKS_EACH = 8
-"""So many chunks for each process where clients train one after another, so that all end at about the same time."""
+"""Number of chunks per process where clients train one after another.
+
+Several chunks let all processes end at about the same time.
+"""
 
 _Place = tuple[int, int, tuple[int, ...], tuple[int, ...]]
-"""Where a tensor lies in what the processes have seen when they were forked: storage, offset, shape and stride."""
+"""Location of a tensor in memory at the time of the fork: storage, offset, shape and stride."""
 
 
 class _Client(NamedTuple):
-    """A job without its data and its generator, for which the seed stands."""
+    """Job without its data, and with the seed in place of its generator."""
 
     row: int
     anchor: int | None
@@ -167,7 +190,7 @@ class _Client(NamedTuple):
 
 
 class _Chunk(NamedTuple):
-    """Clients for a process to train, each of which has a row among the updates."""
+    """Clients that a process trains; each has a row in the shared updates."""
 
     rows: range
     clients: Sequence[_Client]
@@ -179,27 +202,35 @@ class _Chunk(NamedTuple):
 
 
 class WorkersEngine:
-    """Trains clients in processes, as many as torch has threads, that are forked at the first use and kept.
+    """Trains clients in processes that are forked at the first use and then kept.
 
-    They see the data and the module as these were when they were forked, at no cost; models and
-    updates pass through shared memory. Other data or another module make new processes. They end
-    with the engine, or with this process. Each trains its clients with one of :data:`INSIDE`.
+    There are as many processes as torch has threads. They share the data and the module as of the
+    time of the fork, without a copy; models and updates are exchanged through shared memory. If the
+    data or the module change, new processes are forked. They end with the engine, or with this
+    process.
+
+    Parameters
+    ----------
+    inside
+        The engine that each process trains its clients with: a key of :data:`INSIDE`.
     """
 
     def __init__(self, inside: str = "loop") -> None:
         self.inside = inside
         self.busy = 0.0
-        """Seconds that training would have taken so far, were there nothing else to do for the cores."""
+        """Total seconds of training, as they would be without other work on the cores."""
         self._pool: _WorkerPool | None = None
 
     def train(self, work: Workload, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Train every client from its model; see :class:`~fedclade.training.jobs.Engine`. Generators should be fresh.
+        """Train every client from its model; see :class:`~fedclade.training.jobs.Engine`.
+
+        Generators should be fresh, as only their seeds are sent to the processes.
 
         Raises
         ------
         CannotTrainTogether
-            If this system or this process cannot fork, or optimizers keep their state; or if
-            clients inside cannot be stacked.
+            If this system or this process cannot fork, the workload has a local rule, optimizers
+            keep their state, or the engine inside cannot stack the clients.
         EngineError
             If a process cannot be started, or dies.
         RuntimeError
@@ -208,6 +239,7 @@ class WorkersEngine:
         jobs = work.jobs
         if reason := cannot_work(work):
             raise CannotTrainTogether(reason)
+        # Chunks take clients in turn from this order, so each has large and small clients.
         largest_first = sorted(range(len(jobs)), key=lambda i: -len(jobs[i].inputs))
         ordered = replace(work, jobs=[jobs[i] for i in largest_first])
         if self._pool is None or not self._pool.serves(ordered):
@@ -219,9 +251,9 @@ class WorkersEngine:
                     f"worker processes cannot be started: {error}; use --engine loop"
                 ) from error
         try:
-            # shared memory, so not to be given away
+            # These updates are in shared memory, which the next call overwrites.
             updates, losses, busy = self._pool.train(ordered)
-        except BaseException:  # some processes may still be at it, and answer late
+        except BaseException:  # some processes may still train, and would reply to the next call
             self.stop()
             raise
         self.busy += busy
@@ -229,14 +261,14 @@ class WorkersEngine:
         return torch.index_select(updates, 0, back, out=work.room(out)), losses[back]
 
     def stop(self) -> None:
-        """End the processes; the next call makes new ones."""
+        """End the processes; the next call of :meth:`train` starts new ones."""
         if self._pool is not None:
             self._pool.stop()
             self._pool = None
 
 
 class _WorkerPool:
-    """The processes, and the memory that they share with this one."""
+    """Worker processes, and the memory that they share with this one."""
 
     def __init__(self, count: int, inside: str, work: Workload) -> None:
         module = work.module
@@ -246,11 +278,12 @@ class _WorkerPool:
         self._module = module
         self._layout = layout
         self._task = work.task
-        # By address. The tensors are held, so that nothing else can come to lie there.
+        # By address. The references keep the tensors alive, so that no other tensor can get the
+        # same address.
         storages = {_address(t): t for job in jobs for t in (job.inputs, job.targets)}
         self._storages = tuple(storages.values())
         self._number = {address: i for i, address in enumerate(storages)}
-        # More rows than now: pages that nobody touches cost nothing.
+        # More rows than needed now, for later rounds: pages that are not used cost nothing.
         self._models = _shared(2 * max(len(models), len(jobs)), layout)
         self._updates = _shared(2 * len(jobs), layout)
         self._at_once = (
@@ -267,7 +300,7 @@ class _WorkerPool:
         self.stop = weakref.finalize(self, _stop, os.getpid(), self._processes)
 
     def serves(self, work: Workload) -> bool:
-        """Whether the processes have seen this module and this data, and have room for so many clients."""
+        """Return whether the processes share this module and data, and have enough room."""
         return (
             self._module is work.module
             and self._layout == work.layout
@@ -281,7 +314,10 @@ class _WorkerPool:
         )
 
     def train(self, work: Workload) -> tuple[Tensor, Tensor, float]:
-        """Hand out the clients; return their updates and losses in order, and how long the processes are busy."""
+        """Distribute the clients; return updates and losses in order, and the duration in seconds.
+
+        The duration is that of the busiest process, as it would be without other work on the cores.
+        """
         self._models[: len(work.models)] = work.models
         losses = torch.empty(len(work.jobs), dtype=torch.float64)
         chunks = self._chunks(work)
@@ -317,13 +353,14 @@ class _WorkerPool:
         clients: list[_Client] = []
         for job in work.jobs:
             examples = self._place(job.inputs), self._place(job.targets)
-            # anew in every round
+            # Weights change in every round, so they are sent, not shared.
             weights = None if job.weights is None else job.weights.cpu().numpy()
             clients.append(
                 _Client(job.row, job.anchor, *examples, job.generator.initial_seed(), weights)
             )
         common = len(work.models), work.spec, work.lr, work.fixed, work.private
-        # Every so-many-th client of the sorted ones, so that no chunk has all the large ones.
+        # Clients are sorted by size. A chunk has every count-th of them, so that no chunk has all
+        # the large ones.
         return [_Chunk(range(i, n, count), clients[i::count], *common) for i in range(count)]
 
     def _place(self, tensor: Tensor) -> _Place:
@@ -335,7 +372,7 @@ class _WorkerPool:
         )
 
     def _exchange(self, connection: Connection, chunk: _Chunk, send: bool) -> Any:
-        """Send a process its chunk, or return its answer."""
+        """Send a process its chunk, or receive its reply."""
         try:
             return connection.send(chunk) if send else connection.recv()
         except (EOFError, OSError) as error:
@@ -347,7 +384,7 @@ class _WorkerPool:
             ) from error
 
     def _work(self, inside: str, connection: Connection) -> None:
-        """Train chunks until there are none: the life of a process."""
+        """Train chunks until the connection is closed: the main loop of a process."""
         torch.set_num_threads(1)
         keep_freed_memory()
         engine = INSIDE[inside]()
@@ -359,7 +396,7 @@ class _WorkerPool:
             connection.send(self._done(engine, chunk))
 
     def _done(self, engine: Engine, chunk: _Chunk) -> tuple[list[float], float] | Exception:
-        """Return the losses and the seconds of this process's CPU time, or what went wrong."""
+        """Return losses and CPU seconds of a chunk, or the exception that occurred."""
         start = thread_time()
         jobs: list[Job] = []
         for k, client in enumerate(chunk.clients):
@@ -377,7 +414,7 @@ class _WorkerPool:
         except CannotTrainTogether as reason:
             return CannotTrainTogether(str(reason))
         except Exception as error:
-            # whatever a user's module raises, in a class that the other side knows
+            # A user's module may raise any exception; this class can be unpickled by the parent.
             return RuntimeError(f"{type(error).__name__}: {error}")
         return losses.tolist(), thread_time() - start
 
@@ -387,7 +424,7 @@ class _WorkerPool:
 
 
 def cannot_work(work: Workload) -> str | None:
-    """Return why worker processes cannot train these clients; None if they can, so far."""
+    """Return why worker processes cannot train these clients; None if no reason is known."""
     if work.rule is not None:
         return "what local rules keep does not come back from worker processes"
     if work.spec.keep_state:
@@ -400,11 +437,11 @@ INSIDE: Mapping[str, Callable[[], Engine]] = {
     "channels last": ChannelsLastLoop,
     "loop": LoopEngine,
 }
-"""What a process trains its clients with: blocks of them together, or one after another."""
+"""Engines inside a process: blocks of clients together, or one client after another."""
 
 
 def _makespan(seconds: Sequence[float], processes: int) -> float:
-    """Return how long it takes so many processes to train chunks, each taken by the next that is free."""
+    """Return the duration of chunks in seconds, if the next free process takes the next chunk."""
     ends = [0.0] * processes
     for each in seconds:
         heapreplace(ends, ends[0] + each)
@@ -412,7 +449,7 @@ def _makespan(seconds: Sequence[float], processes: int) -> float:
 
 
 def _stop(owner: int, processes: Mapping[Connection, int]) -> None:
-    if os.getpid() != owner:  # a fork of the owner's has nothing to end
+    if os.getpid() != owner:  # this is a fork of the owner, and must not end its processes
         return
     for connection, process in processes.items():
         connection.close()
@@ -421,7 +458,7 @@ def _stop(owner: int, processes: Mapping[Connection, int]) -> None:
 
 
 def _shared(rows: int, layout: Layout) -> Tensor:
-    """Return memory ``[rows, S]`` that forked processes share."""
+    """Return memory ``[rows, S]`` that is shared with forked processes."""
     size = rows * layout.size
     memory = mmap.mmap(-1, size * layout.dtype.itemsize)
     return torch.frombuffer(memory, dtype=layout.dtype, count=size).view(rows, layout.size)

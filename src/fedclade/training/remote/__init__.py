@@ -1,7 +1,7 @@
 """Clients in other processes and on other machines: the engine ``ray``.
 
-Actors of a Ray cluster each hold a shard of the federation, and train and evaluate it as one
-process does. Runs import this room; nothing here imports Ray before it is needed.
+Actors of a Ray cluster each have a shard of the federation, and train and evaluate it as a single
+process does. Runs import this package. Ray itself is imported only when it is needed.
 """
 
 from fedclade.training.remote.actor import Setup

@@ -1,4 +1,4 @@
-"""What an actor does: it holds a shard of the federation, and replies to queries for its clients."""
+"""Actors: each has a shard of the federation, and replies to queries for its clients."""
 
 from __future__ import annotations
 
@@ -28,36 +28,36 @@ from fedclade.training.jobs import PrivateSteps
 from fedclade.training.memory import default_memory, keep_freed_memory
 from fedclade.training.threads import float32_products
 
-# What passes between the server's process and the actors: objects whose large arrays are not copied
-# to be pickled.
+# Messages between the server's process and the actors: objects whose large arrays are not copied
+# for pickling.
 #
-# Ray lays arrays of NumPy in its object store so that processes of a machine read them where they
-# lie; tensors it would copy three times. So a tensor is packed as an array of bytes with its type
+# Ray stores NumPy arrays in its object store, where all processes of a machine read them without a
+# copy. It would copy tensors three times. So a tensor is packed as an array of bytes with its type
 # and shape.
 
 SMALL = 2**16
-"""Bytes below which an array is copied into the message: the object store aligns each that is not."""
+"""Bytes below which an array is copied into the message: the object store aligns larger arrays."""
 
 Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """An object as a message, and the large arrays that it has."""
+    """An object as a message, with its large arrays separately."""
 
     message: bytes
     arrays: tuple[Bytes, ...]
 
 
 def packed(thing: object, pickler: Any) -> Packed:
-    """Return an object packed by a pickler such as Ray's, which also pickles what ``__main__`` defines."""
+    """Pack an object by a pickler, such as Ray's, which also pickles objects of ``__main__``."""
     arrays: list[Bytes] = []
 
     def is_small(buffer: pickle.PickleBuffer) -> bool:
         raw = buffer.raw()
         if raw.nbytes >= SMALL:
             arrays.append(np.frombuffer(raw, dtype=np.uint8))
-        return raw.nbytes < SMALL  # then it goes with the message
+        return raw.nbytes < SMALL  # True: pickle writes the buffer into the message
 
     with io.BytesIO() as file:
         _packer(pickler)(file, protocol=5, buffer_callback=is_small).dump(thing)
@@ -65,7 +65,10 @@ def packed(thing: object, pickler: Any) -> Packed:
 
 
 def unpacked(packed: Packed, *, copies: bool = False) -> Any:
-    """Return the object; its large arrays lie where those of the message do, and are read-only, unless ``copies``."""
+    """Return the object of a message.
+
+    Its large arrays are those of the message, and read-only, unless ``copies`` is set.
+    """
     arrays = [array.copy() for array in packed.arrays] if copies else packed.arrays
     return pickle.loads(packed.message, buffers=arrays)
 
@@ -81,7 +84,7 @@ def _packer(pickler: Any) -> Any:
 
 def _reduced(tensor: Tensor) -> Any:
     flat = tensor.detach().cpu().reshape(-1)
-    if flat.stride(0) != 1:  # as a single entry may have it
+    if flat.stride(0) != 1:  # possible for a single entry
         flat = torch.empty_like(flat, memory_format=torch.contiguous_format).copy_(flat)
     data: Any = flat.view(torch.uint8).numpy() if len(flat) else np.empty(0, np.uint8)
     return _tensor, (pickle.PickleBuffer(data), tensor.dtype, tuple(tensor.shape))
@@ -91,26 +94,26 @@ def _tensor(data: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     if 0 in shape:
         return torch.empty(shape, dtype=dtype)
     with warnings.catch_warnings():
-        # of memory that cannot be written, and nothing writes to it
+        # Torch warns about read-only memory, but nothing writes to these tensors.
         warnings.simplefilter("ignore", UserWarning)
         return torch.frombuffer(data, dtype=dtype).view(shape)
 
 
 @dataclass(frozen=True, eq=False)
 class Setup:
-    """What all actors of a run have in common.
+    """Configuration that all actors of a run share.
 
     Parameters
     ----------
     federation
-        All clients. Its pool lies once on each machine, where the object store does; one that is
-        opened from files may pickle as their path.
+        All clients. Its pool is stored once on each machine, in the object store; a pool that is
+        opened from files may be pickled as their path.
     module, task, personal, private, always_replies
         See :class:`~fedclade.training.SimulatedClients`.
     middleware
-        What replies pass before they are sent, from the clients' end on.
+        Middleware for replies before they are sent, starting at the clients' end.
     meter
-        Of the traffic that the middleware counts.
+        Meter of the traffic that the middleware counts.
     memory
         Bytes that all actors of a machine together may take; None for a quarter of each machine or
         GPU.
@@ -129,31 +132,31 @@ class Setup:
 
 @dataclass(frozen=True)
 class Place:
-    """Where an actor is, and with what it trains."""
+    """Engine and resources of an actor."""
 
     engine: str
     device: str  #: ``cpu`` or ``cuda``
     cores: int
-    beside: int  #: how many actors share the machine
+    beside: int  #: number of actors that share the machine
     tf32: bool = False
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """An actor's part of a query.
+    """Part of a query for one actor.
 
     Parameters
     ----------
     query
-        To some of its clients. Models travel by themselves, once for all actors.
+        The query, for some of the actor's clients. Models are sent separately, once for all actors.
     rows
-        Which of the models it names, in order.
+        Rows of the models to which the part refers, in order.
     kept
-        What its clients have kept from earlier rounds.
+        State that its clients have stored in earlier rounds.
     shard
-        The clients that the actor holds from now on; None if they are as before.
+        Clients that the actor has from now on; None if they are unchanged.
     resolved
-        The engine to train with, where another actor has chosen it.
+        The engine with which to train, if another actor has chosen it.
     """
 
     query: Query[Any]
@@ -165,7 +168,7 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Reply:
-    """What comes back: the reply itself, and what else is to be known of it."""
+    """Reply of an actor, with its measurements, the clients' stored state, and log lines."""
 
     answer: Any
     seconds: float
@@ -178,7 +181,17 @@ class Reply:
 
 
 class Shard:
-    """The life of an actor."""
+    """Actor: the clients of a shard, in a process of their own.
+
+    Parameters
+    ----------
+    setup
+        The packed :class:`Setup`.
+    place
+        Engine and resources.
+    pickler
+        The class of Ray's pickler.
+    """
 
     def __init__(self, setup: Packed, place: Place, pickler: Any) -> None:
         torch.set_num_threads(place.cores)
@@ -186,7 +199,7 @@ class Shard:
         self._place = place
         self._pickler = pickler
         self._setup: Setup = unpacked(setup)
-        # The module is written to, and what the object store holds must not be.
+        # Training writes to the module, and tensors in the object store must not be written to.
         self._module = copy.deepcopy(self._setup.module)
         self._clients: SimulatedClients | None = None
         self._log = _Kept()
@@ -199,7 +212,7 @@ class Shard:
         return os.getpid()
 
     def answer(self, part: Packed, models: Packed | None = None) -> Packed:
-        """Reply to a part of a query."""
+        """Reply to a part of a query, given its models."""
         with float32_products(self._place.tf32):
             reply = self._answer(unpacked(part), None if models is None else unpacked(models))
         return packed(reply, self._pickler)
@@ -254,7 +267,10 @@ class Shard:
 
 
 def _changes_what_is_kept(query: Query[Any]) -> bool:
-    """Return whether clients may keep something else after a query: also the weights that a mixture is scored by."""
+    """Return whether a query may change the clients' stored state.
+
+    An evaluation of a mixture may store weights.
+    """
     if isinstance(query, EvaluationQuery):
         return query.mixture is not None
     if isinstance(query, DataQuery):
@@ -263,18 +279,18 @@ def _changes_what_is_kept(query: Query[Any]) -> bool:
 
 
 class _Kept(logging.Handler):
-    """Keeps what is logged, so that it can be said where the run is."""
+    """Log handler that stores log lines, so that they can be logged in the process of the run."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
         self._lines: list[tuple[int, str]] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a line."""
+        """Store a line."""
         self._lines.append((record.levelno, record.getMessage()))
 
     def taken(self) -> Sequence[tuple[int, str]]:
-        """Return what was kept, and forget it."""
+        """Return the stored lines, and remove them."""
         lines = self._lines
         self._lines = []
         return lines

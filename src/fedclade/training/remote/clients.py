@@ -1,4 +1,4 @@
-"""Clients on the actors of a Ray cluster: a query is one call for each actor, and replies come back as one."""
+"""Clients on the actors of a Ray cluster: one call per actor and query, and one combined reply."""
 
 from __future__ import annotations
 
@@ -33,11 +33,15 @@ from fedclade.training.remote.actor import Part, Reply, Setup, packed, unpacked
 from fedclade.training.remote.cluster import ActorPool, Actors, Slot, how, import_ray
 from fedclade.training.store import ClientStore, WholeModels
 
-# Queries in parts, one for each actor; and replies to the parts as the reply to the query.
+# Splitting of a query into parts, one for each actor, and merging of the replies.
 
 
 def narrowed(query: Query[Any], places: Sequence[int]) -> tuple[Query[Any], list[int] | None]:
-    """Return a query for the clients at some of its places, without models, and which rows of these it names."""
+    """Return the part of a query for the clients at some places, and the rows of its models.
+
+    The part has no models: it refers to the models of the query by their rows, in order. The rows
+    are None for a query without models.
+    """
     ids = tuple(query.ids[place] for place in places)
     if not isinstance(query, UpdateQuery | EvaluationQuery):
         return replace(query, ids=ids), None
@@ -60,19 +64,27 @@ def narrowed(query: Query[Any], places: Sequence[int]) -> tuple[Query[Any], list
 
 
 def together(query: Query[Any], replies: Sequence[tuple[Sequence[int], Any]]) -> Any:
-    """Return the reply to a query, from those of the clients at some of its places each."""
+    """Return the reply to a query, merged from replies to its parts.
+
+    Parameters
+    ----------
+    query
+        The query.
+    replies
+        For each part, the places of its clients in the query, and the reply.
+    """
     if isinstance(query, UpdateQuery):
         return _updates(query, [reply for _, reply in replies])
     if isinstance(query, EvaluationQuery):
         return _evaluation(replies)
-    assert isinstance(query, DataQuery)  # as all others that the clients of this process know
+    assert isinstance(query, DataQuery)  # clients of this process handle no other kinds
     return query.merge(replies)
 
 
 def _evaluation(replies: Sequence[tuple[Sequence[int], Evaluation]]) -> Evaluation:
     places = torch.tensor([place for some, _ in replies for place in some])
     whole = Evaluation.concat([evaluation for _, evaluation in replies])
-    if len(whole.ids) < len(places):  # in the order of the parts, as far as they replied
+    if len(whole.ids) < len(places):  # some clients did not reply: keep the order of the parts
         return whole
     order = places.argsort()
     ids = tuple(whole.ids[k] for k in order.tolist())
@@ -86,7 +98,7 @@ def _evaluation(replies: Sequence[tuple[Sequence[int], Evaluation]]) -> Evaluati
 
 
 def _updates(query: UpdateQuery, parts: Sequence[Updates]) -> Updates:
-    """Return the updates of all parts in the order of the query; each of their tensors is copied once."""
+    """Merge the updates of all parts in the order of the query; each tensor is copied once."""
     left_out = {client: why for part in parts for client, why in part.left_out.items()}
     limited = {client: what for part in parts for client, what in part.limited.items()}
     some = [part for part in parts if part.ids] or parts[:1]
@@ -114,7 +126,11 @@ def _updates(query: UpdateQuery, parts: Sequence[Updates]) -> Updates:
 
 
 def _sums(query: UpdateQuery, ids: Sequence[int], parts: Sequence[Updates]) -> Sums:
-    """Add the sums of the same model up: a part numbers its own, and a client's is that of the model it was sent."""
+    """Add up the sums of each model over the parts.
+
+    A part numbers its own groups; the model that a client was sent identifies the group in the
+    query.
+    """
     row_of: Mapping[int, int] = dict(zip(query.ids, query.assignment, strict=True))
     assert parts[0].sums is not None
     groups = parts[0].sums.groups.new_zeros(len(query.models), parts[0].sums.groups.shape[1])
@@ -129,33 +145,41 @@ def _sums(query: UpdateQuery, ids: Sequence[int], parts: Sequence[Updates]) -> S
     return Sums(groups, torch.tensor([row_of[client] for client in ids], dtype=torch.int64))
 
 
-# Which actor holds which clients: shards that take equally long, by how fast each actor was seen to
-# train.
+# Assignment of clients to actors: shards that take equally long, by the measured speeds of the
+# actors.
 
 ENOUGH_SECONDS = 1.0
-"""Of training by each actor, after which its speed is known."""
+"""Seconds of training by each actor after which its speed counts as known."""
 
 CLEARLY = 1.15
-"""Shards are dealt anew if a round then takes less by so much: what speeds vary by from round to round costs less."""
+"""Least factor by which a new assignment must shorten a round to replace the current one.
+
+Smaller gains are within the variation of speeds from round to round.
+"""
 
 
 def dealt(
     work: Mapping[int, float], speeds: Sequence[float], homes: Mapping[int, int]
 ) -> dict[int, int]:
-    """Return the actor of each client, so that all take about equally long.
+    """Assign clients to actors, so that all actors take about equally long.
 
-    Clients stay where they are, as far as that is no more than the actor's share; the others go,
-    the largest first, to where they would be done first.
+    Clients stay with their actor, up to its share of the work. The other clients, the largest
+    first, go to the actor that would finish them first.
 
     Parameters
     ----------
     work
-        Of each client, in training examples.
+        Number of training examples of each client.
     speeds
-        Of each actor, in examples a second; all positive.
+        Speed of each actor, in examples per second; all positive.
     homes
-        The actor of each client so far. Clients in none, or in one that is none of the actors, have
-        to go.
+        Current actor of each client. Clients without an actor, or with one that no longer exists,
+        are assigned to another.
+
+    Returns
+    -------
+    dict
+        The actor of each client.
     """
     share = {actor: sum(work.values()) * speed / sum(speeds) for actor, speed in enumerate(speeds)}
     loads = dict.fromkeys(share, 0.0)
@@ -166,7 +190,7 @@ def dealt(
     stays: dict[int, int] = {}
     for client in largest_first:
         actor = homes.get(client, -1)
-        # without it there still is enough
+        # Even without this client, the actor has at least its share of the work.
         if actor in loads and loads[actor] - work[client] >= share[actor]:
             loads[actor] -= work[client]
         elif actor in loads:
@@ -182,7 +206,7 @@ def dealt(
 
 
 def makespan(work: Mapping[int, float], speeds: Sequence[float], homes: Mapping[int, int]) -> float:
-    """Return the seconds until the last actor is done with its clients."""
+    """Return the seconds until the last actor has trained all of its clients."""
     loads = [0.0] * len(speeds)
     for client, actor in homes.items():
         loads[actor] += work[client]
@@ -191,21 +215,21 @@ def makespan(work: Mapping[int, float], speeds: Sequence[float], homes: Mapping[
 
 @dataclass
 class Speeds:
-    """How fast each actor trains, since shards were last dealt."""
+    """Speeds of the actors, measured since the last assignment of clients."""
 
     actors: int
-    #: seconds of each, twice as many after every time that shards were dealt
+    #: seconds of training required of each actor; doubles with every new assignment
     needed: float = ENOUGH_SECONDS
     examples: dict[int, float] = field(default_factory=dict[int, float])
     seconds: dict[int, float] = field(default_factory=dict[int, float])
 
     def note(self, actor: int, examples: float, seconds: float) -> None:
-        """Note what an actor has trained, and how long that took."""
+        """Record the training of some examples by an actor, and its duration in seconds."""
         self.examples[actor] = self.examples.get(actor, 0.0) + examples
         self.seconds[actor] = self.seconds.get(actor, 0.0) + seconds
 
     def known(self) -> list[float] | None:
-        """Return the speed of each actor, in examples a second; None as long as one of them is not sure."""
+        """Return the speed of each actor, in examples per second; None until all are known."""
         if any(self.seconds.get(actor, 0.0) < self.needed for actor in range(self.actors)):
             return None
         return [self.examples[actor] / self.seconds[actor] for actor in range(self.actors)]
@@ -213,7 +237,7 @@ class Speeds:
     def rebalanced(
         self, work: Mapping[int, float], homes: Mapping[int, int]
     ) -> dict[int, int] | None:
-        """Return the actor of each client, if shards dealt anew would be done clearly earlier."""
+        """Return a new assignment of clients to actors, or None if it is not clearly faster."""
         if (speeds := self.known()) is None:
             return None
         self.examples.clear()
@@ -226,41 +250,44 @@ class Speeds:
 
 
 DEATHS = 3
-"""So many times in a query a part of it is given to another actor, since the last one has died."""
+"""Largest number of times that a part of a query is given to another actor after a death."""
 
 INLINE = 2**15
-"""Bytes of models below which they go with each call, which takes less time than to lay them in the object store."""
+"""Bytes of models below which they are sent with each call, instead of by the object store.
+
+Sending them takes less time than storing them there.
+"""
 
 CUDA = "ray (cuda)"
-"""How the engine taken begins where actors have a GPU."""
+"""Prefix of the name of the engine if actors have a GPU."""
 
 _log = logging.getLogger(__name__)
 
 
 _Call = tuple[Slot, Any, list[int], int]
-"""Whom a call went to, with which places of a query, and how many actors have died with these."""
+"""Call of an actor: slot, actor, places in the query, and number of actors that died with it."""
 
 
 class RayClients(Workers):
-    """The clients of a federation, trained by actors, each with a shard of them.
+    """Clients of a federation that are trained by actors, each with a shard of the clients.
 
-    The cluster is joined at the first query. What clients keep from round to round is kept here,
-    and travels with the queries that need it; so an actor that dies takes nothing along, and its
-    part of the query is repeated by another.
+    The cluster is joined at the first query. State that clients store between rounds is stored in
+    this process, and is sent with the queries that need it. So no state is lost if an actor dies,
+    and another actor repeats its part of the query.
 
     Parameters
     ----------
     setup
-        What the actors have in common. Its middleware lies between clients and reply in each of
-        them.
+        Configuration that all actors share. Its middleware runs in each actor, between clients and
+        reply.
     actors
-        How many there are, and where.
+        Number and location of the actors.
     device
-        ``auto``, ``cpu`` or ``cuda``: where they train. What comes back is on the CPU.
+        ``auto``, ``cpu`` or ``cuda``: the device on which actors train. Replies are on the CPU.
     resolved
         The engine of a run that is continued, see :attr:`engine_taken`.
     meter
-        Where the traffic that actors count is added up.
+        Meter to which the traffic that actors count is added.
 
     Raises
     ------
@@ -305,12 +332,12 @@ class RayClients(Workers):
 
     @property
     def engine(self) -> str:
-        """The name of this engine; that of the actors is in :attr:`engine_taken`."""
+        """Name of this engine; :attr:`engine_taken` has the engine of the actors."""
         return "ray"
 
     @property
     def engine_taken(self) -> str | None:
-        """What rounding depends on of the actors' engine; None before the first round."""
+        """Device and engine of the actors, on which rounding depends; None before round 1."""
         return (
             None
             if self._resolved is None
@@ -319,12 +346,12 @@ class RayClients(Workers):
 
     @property
     def smallest_batch(self) -> int:
-        """Examples of the smallest batch that the model can train on."""
+        """Number of examples in the smallest batch on which the model can be trained."""
         return self._batch_rule.smallest
 
     @property
     def ids(self) -> Sequence[int]:
-        """All clients, in a fixed order."""
+        """Ids of all clients, in a fixed order."""
         return self._setup.federation.ids
 
     @property
@@ -334,16 +361,16 @@ class RayClients(Workers):
 
     @property
     def kept(self) -> dict[int, dict[str, Tensor]]:
-        """The personal parameters ``[P]`` and models ``[F]`` that clients keep now, by client and name."""
+        """Personal parameters ``[P]`` and models ``[F]`` that clients store, by client and name."""
         return self._whole.kept(self.ids)
 
     def handle_updates(self, query: UpdateQuery) -> Updates:
-        """Let each client train, or take the gradient, on the actor that holds it.
+        """Let each client train, or compute a gradient, on the actor that has its data.
 
         Raises
         ------
         EngineError
-            If there are no actors, or they die again and again.
+            If there are no actors, or they die repeatedly.
         """
         updates: Updates = self._asked(query)
         if query.kind == "train" and (homes := self._speeds.rebalanced(self._work, self._homes)):
@@ -353,15 +380,15 @@ class RayClients(Workers):
         return updates
 
     def handle_evaluation(self, query: EvaluationQuery) -> Evaluation:
-        """Let each client evaluate its model on the actor that holds it."""
+        """Let each client evaluate its model on the actor that has its data."""
         return self._asked(query)
 
     def handle_data(self, query: DataQuery[R]) -> R:
-        """Let each client answer from its own data, on the actor that has it."""
+        """Let each client reply to a query about its own data, on the actor that has the data."""
         return cast("R", self._asked(query))
 
     def _asked(self, query: Query[Any]) -> Any:
-        """Put a query to the actors, and its parts anew to others where some die; return the reply to all of it."""
+        """Send a query to the actors, and parts of dead actors again; return the merged reply."""
         cluster = self._pool.begun()
         if not self._homes:
             self._place(dealt(self._work, [1.0] * len(self._pool.slots), {}))
@@ -399,7 +426,10 @@ class RayClients(Workers):
     def _sent(
         self, query: Query[Any], models: Any, places: Sequence[int], died: int = 0
     ) -> dict[Any, _Call]:
-        """Put some places of a query, with which so many actors have died, to the actors that hold these clients."""
+        """Send parts of a query to the actors that have the clients at some of its places.
+
+        ``died`` is the number of actors that have died with these places.
+        """
         of_slot: dict[int, list[int]] = {}
         for place in places:
             of_slot.setdefault(self._homes[query.ids[place]], []).append(place)
@@ -429,9 +459,10 @@ class RayClients(Workers):
         return isinstance(query, UpdateQuery)
 
     def _note(self, query: Query[Any], slot: Slot, places: Sequence[int], reply: Reply) -> None:
-        """Note what a reply tells besides its answer."""
+        """Record the measurements, the stored state and the log lines of a reply."""
         if isinstance(query, UpdateQuery) and query.kind == "train":
-            # the first time it chooses an engine, and fetches the data
+            # The first training of an actor also includes the choice of an engine and the transfer
+            # of data, so it does not count for the speed.
             if slot.is_warm and slot in self._pool.slots:
                 trained = sum(self._work[query.ids[place]] for place in places)
                 self._speeds.note(self._pool.slots.index(slot), trained, reply.seconds)
@@ -440,15 +471,15 @@ class RayClients(Workers):
         self._meter.bytes_down += reply.down
         self._resolved = self._resolved or reply.resolved
         self._cuda = reply.cuda
-        # not to lie in the object store
+        # Copies, so that the tensors do not occupy the object store.
         self.store.take({key: tensor.clone() for key, tensor in reply.kept.items()})
         for level, line in reply.logged:
-            if line not in self._logged:  # by another actor
+            if line not in self._logged:  # another actor may have logged the same line
                 _log.log(level, "%s", line)
                 self._logged.add(line)
 
     def _place(self, homes: Mapping[int, int]) -> None:
-        """Let each client have a home from now on."""
+        """Assign clients to actors from now on."""
         self._homes = dict(homes)
         of_slot: list[set[int]] = [set() for _ in self._pool.slots]
         for client, number in homes.items():
@@ -457,7 +488,7 @@ class RayClients(Workers):
         self._speeds = Speeds(len(self._pool.slots), self._speeds.needed)
 
     def _replace(self, slot: Slot, error: Exception) -> None:
-        """Start another actor in place of a dead one; where there is no room for it, deal its clients to the others."""
+        """Start a new actor in place of a dead one; without room for it, reassign its clients."""
         if (lost := self._pool.replace(slot, error)) is not None:
             homes = {
                 client: home - (home > lost) for client, home in self._homes.items() if home != lost
@@ -466,12 +497,26 @@ class RayClients(Workers):
 
 
 def taken_by(engine: str, resolved: str | None) -> str | None:
-    """Return what an engine goes on with, of a run that another engine may have begun."""
+    """Return the engine with which a run continues, if another engine may have begun it.
+
+    Parameters
+    ----------
+    engine
+        Name of the engine that continues the run.
+    resolved
+        The ``engine_taken`` of the part of the run so far, or None.
+
+    Returns
+    -------
+    str or None
+        ``resolved``, without the prefix of engine ``ray`` where another engine continues; None if
+        the engine has to be chosen again.
+    """
     if resolved is None or (engine == "ray") == resolved.startswith("ray"):
         return resolved
     return None if engine == "ray" else resolved.partition(", ")[2] or None
 
 
 def here(engine: str) -> str:
-    """Return the engine that does in this process what another does on a cluster."""
+    """Return the engine that trains in this process: ``auto`` in place of ``ray``."""
     return "auto" if engine == "ray" else engine

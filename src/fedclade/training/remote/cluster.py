@@ -1,4 +1,4 @@
-"""The Ray cluster: joined or started, how many actors it has room for, and their beginning and end."""
+"""Ray cluster: connection or start, number of actors that fit, and their start and end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fedclade.training.remote.actor import Place, Setup, Shard, packed
 from fedclade.training.threads import cores
 
 READY_SECONDS = 300.0
-"""How long all actors may take to start, such as where nodes are added first."""
+"""Seconds that the start of all actors may take, for example while nodes are added."""
 
 _log = logging.getLogger(__name__)
 
@@ -31,21 +31,21 @@ _log = logging.getLogger(__name__)
 @checked()
 @dataclass(frozen=True, kw_only=True)
 class Actors:
-    """The actors of a run with the engine ``ray``.
+    """Actors of a run with the engine ``ray``.
 
     Parameters
     ----------
     count
-        How many. None: one for each GPU; without GPUs, or on the CPU, one for each node, or as many
-        of ``cores`` as there is room for.
+        Number of actors. None: one for each GPU; without GPUs, or on the CPU, one for each node, or
+        as many with ``cores`` cores each as fit.
     cores
-        Of each, which are the threads that it trains with. None: all of the smallest node where
-        there is one actor for each node, otherwise 1.
+        Number of cores, and so of training threads, of each actor. None: all cores of the smallest
+        node where there is one actor for each node, otherwise 1.
     address
-        Of a running Ray cluster, such as ``auto`` or ``10.0.0.1:6379``. None: that in
-        ``RAY_ADDRESS``, or if there is none, this machine by itself.
+        Address of a running Ray cluster, such as ``auto`` or ``10.0.0.1:6379``. None: the address
+        in ``RAY_ADDRESS``; if that is unset, this machine by itself.
     engine
-        What each trains its clients with: one of :data:`~fedclade.training.ENGINES`.
+        Engine with which each actor trains its clients: one of :data:`~fedclade.training.ENGINES`.
 
     Raises
     ------
@@ -67,7 +67,13 @@ class Actors:
 
 
 def actors_from(actors: Actors | int | None, engine: str) -> Actors:
-    """Return the actors as given, or so many of them; a ConfigError if the engine has none."""
+    """Return the actors as given, or this number of actors.
+
+    Raises
+    ------
+    ConfigError
+        If actors are given, but the engine is not ``ray``.
+    """
     if actors is not None and engine != "ray":
         raise ConfigError(
             f"actors are those of engine 'ray', and this run has engine {engine!r}; use --engine "
@@ -78,21 +84,30 @@ def actors_from(actors: Actors | int | None, engine: str) -> Actors:
 
 @dataclass(frozen=True)
 class Room:
-    """What the actors of a run get of a cluster."""
+    """Number of actors of a run, and the resources of each on the cluster."""
 
     count: int
     cores: int
-    gpus: int  # 1 or 0, of each
-    beside: int  # at most so many on one machine
+    gpus: int  # number of GPUs of each actor: 0 or 1
+    beside: int  # largest number of actors on one machine
 
     @classmethod
     def of(cls, nodes: Sequence[tuple[int, int]], actors: Actors, device: str) -> Room:
-        """Return how many actors there are, and what each gets, of nodes with so many cores and GPUs each.
+        """Return the number and resources of the actors that fit.
+
+        Parameters
+        ----------
+        nodes
+            Number of cores and of GPUs of each node.
+        actors
+            Settings of the run.
+        device
+            ``auto``, ``cpu`` or ``cuda``.
 
         Raises
         ------
         ConfigError
-            If they do not fit.
+            If the actors do not fit, or the device is ``cuda`` and the cluster has no GPU.
         """
         gpus = 0 if device == "cpu" or not any(gpu for _, gpu in nodes) else 1
         if device == "cuda" and not gpus:
@@ -113,12 +128,20 @@ class Room:
 
 
 def rooms_of(nodes: Sequence[tuple[int, int]], cores: int, gpus: int) -> list[int]:
-    """Return for how many actors each node has room, of so many cores and GPUs each."""
+    """Return the number of actors that fit on each node, with these cores and GPUs each."""
     return [min(cpu // cores, gpu) if gpus else cpu // cores for cpu, gpu in nodes]
 
 
 class Cluster:
-    """A Ray cluster that this process has joined, or started by itself and then also ends."""
+    """Ray cluster that this process has joined, or has started by itself and then also ends.
+
+    Parameters
+    ----------
+    actors
+        Settings of the run.
+    device
+        ``auto``, ``cpu`` or ``cuda``.
+    """
 
     def __init__(self, actors: Actors, device: str) -> None:
         self.ray: Any = import_ray()
@@ -134,13 +157,13 @@ class Cluster:
         self._actor = self.ray.remote(Shard)
 
     def leave(self) -> None:
-        """Leave the cluster; end it if it was started here."""
+        """Leave the cluster; end it if this process has started it."""
         if self._ours and self.ray.is_initialized():
             with _signals_kept():
                 self.ray.shutdown()
 
     def started(self, setup: Any) -> Any:
-        """Start an actor; it may have to wait for its cores."""
+        """Start an actor and return it; it may have to wait for its cores."""
         place = Place(
             self._engine,
             "cuda" if self.room.gpus else "cpu",
@@ -154,24 +177,30 @@ class Cluster:
         )
 
     def are_ready(self, actors: Sequence[Any], seconds: float) -> bool:
-        """Wait for actors to start; return whether they did within so many seconds. Raises one of the ``deaths``."""
+        """Wait for actors to start; return whether they did within a number of seconds.
+
+        Raises
+        ------
+        Exception
+            One of the :attr:`deaths`, if an actor died.
+        """
         refs = [actor.process.remote() for actor in actors]
         ready, _ = self.ray.wait(refs, num_returns=len(refs), timeout=seconds)
         self.ray.get(ready)
         return len(ready) == len(refs)
 
     def has_room_for(self, count: int) -> bool:
-        """Whether the nodes that are alive have the cores, and GPUs, for so many actors."""
+        """Return whether the nodes that are alive have the cores and GPUs for ``count`` actors."""
         return sum(rooms_of(self._nodes(), self.room.cores, self.room.gpus)) >= count
 
     def end(self, actor: Any) -> None:
-        """End an actor, if it has not ended."""
-        with suppress(Exception):  # of a cluster that is gone
+        """End an actor, unless it has ended already."""
+        with suppress(Exception):  # the cluster may have ended
             self.ray.kill(actor)
 
     @property
     def deaths(self) -> tuple[type[Exception], ...]:
-        """What is raised where an actor or its node has died, and its reply with it."""
+        """Exceptions raised if an actor or its node has died, so that its reply is lost."""
         errors = self.ray.exceptions
         return (
             errors.RayActorError,
@@ -187,7 +216,7 @@ class Cluster:
 
     def _join(self, actors: Actors) -> None:
         address = actors.address or os.environ.get("RAY_ADDRESS") or "local"
-        # a cluster that is started here reports to nobody
+        # A cluster that is started here sends no usage statistics.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
         if address == "local":
@@ -203,24 +232,30 @@ class Cluster:
 
 
 def pickler() -> Any:
-    """Return the class of Ray's pickler, which also takes what a script defines."""
+    """Return the class of Ray's pickler, which also pickles objects that a script defines."""
     return import_extra("ray.cloudpickle", "ray", "ray", "engine 'ray'").CloudPickler
 
 
 def import_ray() -> Any:
-    """Return Ray; a MissingExtraError says how to install it."""
+    """Import Ray and return it.
+
+    Raises
+    ------
+    MissingExtraError
+        If Ray is not installed; the message says how to install it.
+    """
     return import_extra("ray", "ray", "ray", "engine 'ray'")
 
 
 def how(error: Exception) -> str:
-    """Return in a line how an actor died."""
+    """Return, in one line, how an actor died."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines)[:500] or type(error).__name__
 
 
 @contextmanager
 def _signals_kept() -> Generator[None]:
-    """Let Ctrl-C and the like mean what they meant before: Ray sets handlers of its own."""
+    """Restore the handlers of Ctrl-C and similar signals after the block: Ray sets its own."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -233,15 +268,15 @@ def _signals_kept() -> Generator[None]:
                 signal.signal(number, handler)
 
 
-# The actors of a run: started at its first query, replaced where they die, and ended with it.
+# The actors of a run: started at its first query, replaced if they die, and ended with the run.
 
 REPLACED_SECONDS = 60.0
-"""How long a new actor may take to start in place of a dead one, before that one's clients go to the others."""
+"""Seconds in which a replacement must start; otherwise other actors get a dead actor's clients."""
 
 
 @dataclass(eq=False)
 class Slot:
-    """An actor, the clients that it was told to hold, and whether it has trained since."""
+    """An actor, the clients whose data it has, and whether it has trained with these."""
 
     actor: Any
     holds: frozenset[int] | None = None
@@ -249,7 +284,17 @@ class Slot:
 
 
 class ActorPool:
-    """The actors, by number; an actor that has died leaves its slot to another, if there is room for one."""
+    """Actors of a run, by slot number; a dead actor is replaced if the cluster has room.
+
+    Parameters
+    ----------
+    setup
+        Configuration that all actors share.
+    actors
+        Number and resources of the actors.
+    device
+        ``auto``, ``cpu`` or ``cuda``.
+    """
 
     def __init__(self, setup: Setup, actors: Actors, device: str) -> None:
         self._setup = setup
@@ -257,7 +302,7 @@ class ActorPool:
         self._device = device
         self._setup_ref: Any = None
         self.slots: list[Slot] = []
-        self._joined: list[Cluster] = []  # one, from the first query on
+        self._joined: list[Cluster] = []  # has one cluster from the first query on
         self.close = weakref.finalize(self, _leave, self.slots, self._joined)
         """Ends the actors, and the cluster if this process has started it."""
 
@@ -267,9 +312,9 @@ class ActorPool:
         Raises
         ------
         ConfigError
-            If the actors do not fit on the cluster, or what they need cannot be sent to them.
+            If the actors do not fit on the cluster, or the setup cannot be pickled.
         EngineError
-            If they do not start, or have ended.
+            If the actors do not start, or have ended.
         """
         if self._joined:
             return self._joined[0]
@@ -298,13 +343,25 @@ class ActorPool:
         return cluster
 
     def replace(self, slot: Slot, error: Exception) -> int | None:
-        """Start another actor in place of one that died by an error.
+        """Start another actor in place of one that died.
+
+        Parameters
+        ----------
+        slot
+            The slot of the dead actor.
+        error
+            The error by which it died.
 
         Returns
         -------
         int or None
-            The number of the slot, where there is no room for another actor: it is gone, and those
-            behind it move up.
+            None if the actor was replaced. Without room for another actor, the slot is removed,
+            later slots move up, and the result is the number that the slot had.
+
+        Raises
+        ------
+        EngineError
+            If there is no room, and no other actor.
         """
         cluster = self._joined[0]
         cluster.end(slot.actor)
@@ -316,7 +373,7 @@ class ActorPool:
             try:
                 if cluster.are_ready([slot.actor], 1.0):
                     return None
-            except cluster.deaths:  # as on a node that is not yet known to be gone
+            except cluster.deaths:  # for example on a node that is not yet known to be dead
                 slot.actor = cluster.started(self._setup_ref)
         cluster.end(slot.actor)
         if len(self.slots) == 1:

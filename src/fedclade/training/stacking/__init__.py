@@ -1,1 +1,1 @@
-"""Layers whose parameters are those of n clients at once, for inputs with the clients folded into dimension 0."""
+"""Layers with the parameters of n clients, for inputs with the clients folded into dimension 0."""

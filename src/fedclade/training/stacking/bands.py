@@ -1,9 +1,9 @@
-"""An optimizer of torch's own for the parameters of all clients, which are cut into bands that take the same steps.
+"""One of torch's optimizers for the parameters of all clients, split into bands with equal steps.
 
-Such an optimizer counts its steps for a parameter as a whole, and clients with few batches leave
-off early. So each band of clients has parameters of its own; of equal sizes there is a single one,
-one large model. All bands are one optimizer's, which leaves alone what has no gradient, so that
-calling it costs little more with many.
+Such an optimizer counts the steps of a parameter as a whole, and clients with few batches stop
+early. So each band of clients with equal steps has parameters of its own; if all clients have equal
+sizes there is a single band, as in one large model. All bands belong to one optimizer, which skips
+parameters without a gradient, so that a call costs little more with many bands.
 """
 
 from __future__ import annotations
@@ -22,10 +22,18 @@ State = Mapping[str, Tensor]
 
 
 class Bands:
-    """The optimizer of one local training of n clients.
+    """Optimizer of one local training of n clients.
 
-    Clients between two of the edges take the same steps. They begin with ``states``, one for each
-    client, if any.
+    Parameters
+    ----------
+    rule
+        The optimizer and its settings.
+    parameters
+        Stacked parameters that it trains.
+    edges
+        Boundaries between clients. Clients between two adjacent edges take the same steps.
+    states
+        State with which each client begins; empty if states are not kept.
     """
 
     def __init__(
@@ -42,13 +50,15 @@ class Bands:
         self._bands = [*pairwise(sorted({*edges, *cuts}))]
         self._views = [[p.view(start, stop) for start, stop in self._bands] for p in parameters]
         views = [view for views in self._views for view in views]
-        # What is kept has to be as any other engine leaves it, which a step in one kernel on a GPU
-        # has not.
+        # State that is kept must have the same form in every engine. After steps in one kernel on a
+        # GPU it has not.
         fused = not rule.keeps_state or all(view.is_cpu for view in views)
-        # By groups, which takes longer, torch asks of each band whether its state is a new one.
+        # With a group per band, torch checks for each band whether its state is new. That takes
+        # longer, so groups are used only if states are kept.
         of_bands = [{"params": views} for views in zip(*self._views, strict=True)]
         self._optimizer = rule.torch_optimizer(of_bands if rule.keeps_state else views, fused)
-        # Without what torch wraps around it for profilers and compilers, which small models feel.
+        # Without torch's wrappers for profilers and compilers, whose cost is noticeable for small
+        # models.
         self._step = inspect.unwrap(type(self._optimizer).step)
         for band, (start, stop) in enumerate(self._bands):
             if of_band := states[start:stop]:
@@ -60,13 +70,21 @@ class Bands:
                 rule.set_state(self._optimizer, self._named(band), state)
 
     def step(self, start: int, stop: int, scales: Tensor | None) -> None:
-        """Let the clients ``start`` to ``stop`` take a step, whose gradients are clipped by the factors if any."""
+        """Take a step of some clients.
+
+        Parameters
+        ----------
+        start, stop
+            The clients ``start`` to ``stop``.
+        scales
+            Factors of clipping, ``[k]``; None if gradients are not clipped.
+        """
         for parameter, views in zip(self._parameters, self._views, strict=True):
             gradients = parameter.clipped(scales)
             for (first, last), view in zip(self._bands, views, strict=True):
                 if gradients is None or not start <= first < stop:
                     view.grad = None
-                elif view.grad is None:  # which lies in the same memory at every step
+                elif view.grad is None:  # later steps use the same memory
                     view.grad = gradients[first:last]
         with torch.no_grad():
             self._step(self._optimizer)

@@ -1,4 +1,4 @@
-"""The examples of all clients on the device, and the batches that each draws of its own."""
+"""Examples of all clients on the device, and the batches that each client draws from its own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedclade.core import IGNORED, count_batches
 from fedclade.training.jobs import Job
 from fedclade.training.stacking.stacked_parameter import BufferPool
 
-# Which examples of which clients make up each step of local training.
+# The clients and examples of each step of local training.
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,34 +29,41 @@ class Step:
     stop: int
     width: int
     own: Tensor | None
-    """How many of its rows are a client's own, int64 ``[k]``; None if all are, and none is padding."""
+    """Number of each client's rows that are not padding, int64 ``[k]``; None without padding."""
 
     @property
     def kind(self) -> tuple[int, int, int]:
-        """What steps that are alike have in common."""
+        """Key that is equal for steps of equal form."""
         return self.start, self.stop, self.width
 
     @property
     def clients(self) -> int:
-        """How many train: k."""
+        """Number of clients that train: k."""
         return self.stop - self.start
 
     @property
     def rows(self) -> int:
-        """Rows of all its clients."""
+        """Number of rows of all its clients."""
         return self.clients * self.width
 
 
 class Plan:
-    """The steps of an epoch, the same in every one; or of as many epochs as a number of steps takes.
+    """Steps of an epoch, or of as many epochs as a given number of steps takes.
 
-    ``kinds`` counts steps that are alike, and clients between two of the ``edges`` take part in the
-    same ones.
+    The clients are sorted, the largest first. So the clients that still train are always the first
+    ones. A client's last, smaller batch is padded to the width of the others with copies of one of
+    its examples, which do not count. If padding would change results (BatchNorm, dropout), smaller
+    batches are steps of their own instead: one for each sequence of adjacent clients with batches
+    of one size.
 
-    The clients come with the largest first. So those that still train are always the first ones; a
-    client's last, ragged batch is padded to the width of the others with copies of one of its
-    examples, which are not counted. Where padding would show (BatchNorm, dropout), ragged batches
-    are steps of their own instead, one for each run of clients with one size of them.
+    Attributes
+    ----------
+    steps
+        The steps, the same in every epoch of a training.
+    edges
+        Boundaries between clients. Clients between two adjacent edges take part in the same steps.
+    kinds
+        Number of steps of each kind.
     """
 
     @staticmethod
@@ -68,7 +75,7 @@ class Plan:
         steps: int | None = None,
         smallest_batch: int = 1,
     ) -> Plan:
-        """Return the plan of these clients, which is kept: rounds are often alike."""
+        """Return the plan of these clients from a cache: rounds are often alike."""
         return Plan(sizes, batch_size, padding, steps, smallest_batch)
 
     def __init__(
@@ -84,7 +91,7 @@ class Plan:
         of_epoch = np.array(batches, dtype=counts.dtype)
         taken = of_epoch if steps is None else np.full_like(counts, steps)
         self.epochs = -(-taken // of_epoch)
-        """How many times each client's examples are put in order, int ``[n]``."""
+        """Number of times that each client's examples are ordered, int ``[n]``."""
         drawn = counts * self.epochs
         self._client = torch.from_numpy(np.arange(len(counts)).repeat(drawn))
         begins = drawn.cumsum() - drawn
@@ -123,21 +130,24 @@ class Plan:
         self._passed = np.bincount(self._owners[~is_padding], minlength=len(counts))
 
     def of_examples(self, of_clients: Sequence[int]) -> Tensor:
-        """Return for each of the clients' examples, one client after another, the number of its client."""
+        """Return each client's number for each of its examples, concatenated over clients."""
         return torch.tensor(of_clients).index_select(0, self._client)
 
     def rows(self, examples: Tensor) -> Tensor:
-        """Return which example each row of the plan is, of those in the orders drawn, one client after another."""
+        """Return the example in each row of the plan, given all clients' orders, concatenated."""
         return examples.index_select(0, self._places)
 
     def means(self, losses: Tensor) -> Tensor:
-        """Return each client's mean over its examples of the losses of the rows of all its turns, float64 ``[n]``."""
+        """Return each client's mean loss over its examples, float64 ``[n]``.
+
+        ``losses`` has the losses of the rows of all epochs.
+        """
         epochs = losses.cpu().double().numpy().reshape(-1, len(self._owners))
         sums = np.bincount(self._owners, epochs.sum(0), len(self._passed))
         return torch.from_numpy(sums / (len(epochs) * self._passed))
 
     def masked(self, targets: Tensor, ignored: int) -> Tensor:
-        """Return the targets of all rows, without those of padding."""
+        """Return the targets of all rows, with ``ignored`` in rows of padding."""
         if not self._padded:
             return targets
         mask = self._padding.to(targets.device).view(-1, *(1,) * (targets.dim() - 1))
@@ -145,14 +155,22 @@ class Plan:
 
 
 SPREAD = 8
-"""Pieces of one tensor are copied if they are less than one part in so many of what they reach over."""
+"""Largest range of pieces of one tensor that are not copied, as a multiple of their total size."""
 
 
 class Batches:
-    """The batches of clients, the largest first, in the order of a plan. The pool holds the inputs of one step.
+    """Batches of clients, the largest first, in the order of a plan.
 
-    Without ``reshuffle`` a client's examples are put in order once, and every epoch has the same
-    batches.
+    Parameters
+    ----------
+    jobs
+        The clients.
+    plan
+        The steps.
+    pool
+        Memory for the inputs of one step.
+    reshuffle
+        Whether examples are ordered for each epoch. Otherwise every epoch has the same batches.
     """
 
     def __init__(
@@ -169,7 +187,7 @@ class Batches:
         self._first_targets = (
             self._first_inputs if first_targets == first_inputs else plan.of_examples(first_targets)
         )
-        # of all jobs, or of none
+        # Either all jobs have weights, or none has.
         weights = [job.weights for job in jobs if job.weights is not None]
         self._weights, starts = joined(weights) if weights else (None, [])
         self._first_weights = plan.of_examples(starts) if weights else None
@@ -177,7 +195,7 @@ class Batches:
         self.all_count = not (self._are_labels and bool((self._targets == IGNORED).any()))
 
     def drawn(self) -> Iterator[tuple[Step, Tensor, Tensor, Tensor | None]]:
-        """Draw the orders that the plan is for; yield each step, its inputs, targets and weights ``[k·B, ...]``."""
+        """Draw the orders for the plan; yield steps, inputs, targets and weights ``[k·B, ...]``."""
         drawn = torch.cat([*self._orders()])
         inputs = targets = self._plan.rows(drawn + self._first_inputs).to(self._inputs.device)
         if self._first_targets is not self._first_inputs:
@@ -197,13 +215,13 @@ class Batches:
             yield step, torch.index_select(self._inputs, 0, x, out=room[: step.rows]), y, w
 
     def _orders(self) -> Iterator[Tensor]:
-        """Yield the order ``[n]`` of a client's examples in each epoch of the plan, one client after another."""
+        """Yield the order ``[n]`` of each client's examples in each epoch of the plan."""
         for place, (job, epochs) in enumerate(zip(self._jobs, self._plan.epochs, strict=True)):
             for _ in range(epochs):
                 yield self._order(place, job)
 
     def _order(self, place: int, job: Job) -> Tensor:
-        """Draw the order of a client's examples in an epoch, or return the order of its first epoch."""
+        """Draw the order of a client's examples, or return the order of its first epoch."""
         if self._reshuffle:
             return torch.randperm(job.size, generator=job.generator)
         if place not in self._first_orders:
@@ -212,10 +230,11 @@ class Batches:
 
 
 def joined(tensors: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
-    """Return one tensor with the rows of all, and at which of its rows each starts.
+    """Return one tensor with the rows of all tensors, and the row at which each of them starts.
 
-    Pieces of one tensor, as ``split`` gives, are not copied, unless they are few and far between:
-    of a million clients side by side a cohort would bring along all that lies between.
+    Pieces of one tensor, such as those that ``split`` returns, are not copied, unless they are few
+    and far apart: with data of a million clients in one tensor, the view of a cohort would include
+    all rows between its clients.
     """
     one = tensors[0]
     lengths = [tensor.shape[0] for tensor in tensors]

@@ -1,4 +1,4 @@
-"""Operations on stacked parameters whose backward hands the gradient to them instead of to autograd."""
+"""Operations on stacked parameters that hand over their gradients without autograd."""
 
 from __future__ import annotations
 
@@ -12,29 +12,40 @@ from torch.overrides import has_torch_function_unary
 
 from fedclade.training.stacking.stacked_parameter import ByExample, StackedParameter, scaled
 
-# Batched matrix products, the small ones by NumPy's BLAS.
+# Batched matrix products; small ones by NumPy's BLAS.
 #
-# On one thread that makes the stacked engine 1.3 times as fast for ``mclr``, and for ``mlp`` no
-# slower (``benchmarks/gains.py --only NumPy``; ``benchmarks/products.py`` compares the products
-# alone).
+# On one thread this makes the stacked engine 1.3 times as fast for ``mclr``, and not slower for
+# ``mlp`` (``benchmarks/gains.py --only NumPy``; ``benchmarks/products.py`` compares only the
+# products).
 
 TINY = 2**18
-"""Up to so many multiplications for each client, NumPy's BLAS (OpenBLAS) is done sooner than torch's.
+"""Largest number of multiplications per client for which NumPy's BLAS (OpenBLAS) is used.
 
-From there on it uses threads of its own, which get in the way of torch's.
+Up to there it is faster than torch's. Above, it uses threads of its own, which interfere with
+torch's threads.
 """
 
 TYPES = (torch.float32, torch.float64)
-"""What NumPy has a BLAS for."""
+"""Types for which NumPy has a BLAS."""
 
 FEW_THREADS = 2
-"""How many threads of torch's are no faster than NumPy's one."""
+"""Largest number of torch's threads that are not faster than NumPy's single one."""
 
 
 class Product:
-    """The products of ``[k, m, i]`` and ``[k, i, n]``, plus ``[k, n]`` in every row, into ``out``; unseen by autograd.
+    """Product of ``[k, m, i]`` and ``[k, i, n]``, invisible to autograd; a callable.
 
-    It is made once, and can be called for every step that has its matrices in the same memory.
+    It is created once, and can be called in every step in which the matrices are in the same
+    memory.
+
+    Parameters
+    ----------
+    left, right
+        The factors, ``[k, m, i]`` and ``[k, i, n]``.
+    out
+        Memory for the result, ``[k, m, n]``.
+    plus
+        Terms ``[k, n]`` that are added to every row; None for no terms.
     """
 
     def __init__(
@@ -49,9 +60,9 @@ class Product:
         numpy = tiny and left.is_cpu and left.dtype in TYPES
         self._arrays = (left.numpy(), right.numpy(), out.numpy()) if numpy else None
 
-    @np.errstate(all="ignore")  # as torch does: a client that diverges is found by its update
+    @np.errstate(all="ignore")  # like torch: clients that diverge are detected by their updates
     def __call__(self) -> None:
-        """Write the products of what the matrices hold now."""
+        """Write the product of the current values of the matrices."""
         if self._arrays is not None:
             left, right, out = self._arrays
             np.matmul(left, right, out=out)
@@ -64,21 +75,25 @@ class Product:
 
 
 def linear(x: Tensor, weight: StackedParameter, bias: StackedParameter | None) -> Tensor:
-    """Apply each client's own dense layer to its rows of x ``[k·B, ..., inputs]``."""
+    """Apply each client's own dense layer to its rows of x, ``[k·B, ..., inputs]``."""
     if has_torch_function_unary(x):
         return x.__torch_function__(linear, (type(x),), (x, weight, bias))
     return _Linear.apply(x, weight.use(), None if bias is None else bias.use(), weight, bias)
 
 
 def embedding(tokens: Tensor, weight: StackedParameter, padding: int | None) -> Tensor:
-    """Look up tokens ``[k·B, ...]`` in each client's own table; the row ``padding`` takes no gradient."""
+    """Look up tokens ``[k·B, ...]`` in each client's own table.
+
+    The row ``padding`` of the table gets no gradient.
+    """
     return _Embedding.apply(tokens, weight.use(), weight, padding)
 
 
 def delivered(parameter: StackedParameter) -> Tensor:
-    """Return the value ``[k, *shape]`` for any operation of autograd's; its gradient goes to the parameter.
+    """Return the value ``[k, *shape]`` of a parameter for any operation of autograd.
 
-    Where the gradient of each example is wanted, each has a value of its own, ``[k·B, *shape]``.
+    The gradient goes to the parameter. If gradients of single examples are needed, every example
+    gets a value of its own, ``[k·B, *shape]``.
     """
     if (by_example := parameter.by_example) is not None:
         return _DeliveredToEach.apply(parameter.use(), parameter, by_example)
@@ -142,7 +157,7 @@ class _Linear(Function):
         of_x = None
         if ctx.needs_input_grad[0]:
             of_x = x.new_empty(x.shape)
-            # before the weights change
+            # Computed before the weights change: a fused step may write to them in hand_over.
             Product(gradient, value.detach(), of_x.view(k, -1, inputs))()
         hand_over(gradient, rows, *ctx.parameters)
         return of_x, None, None, None, None
@@ -151,7 +166,17 @@ class _Linear(Function):
 def hand_over(
     gradient: Tensor, rows: Tensor, weight: StackedParameter, bias: StackedParameter | None
 ) -> None:
-    """Hand a dense layer its gradients, from that of the outputs, and from the inputs: ``[k, B, ...]``, both."""
+    """Hand the gradients of a dense layer to its parameters.
+
+    Parameters
+    ----------
+    gradient
+        Gradients of the outputs, ``[k, B, outputs]``.
+    rows
+        The inputs, ``[k, B, inputs]``.
+    weight, bias
+        Parameters of the layer.
+    """
     if (by_example := weight.by_example) is not None:
         by_example.add_dense(gradient, rows, weight, bias)
         return
@@ -186,8 +211,8 @@ class _Embedding(Function):
         grad = grads[0].reshape(len(index), -1)
         if ctx.padding is not None:
             grad = grad.masked_fill((tokens == ctx.padding).view(-1, 1), 0)
-        # First the sum of each word's gradients: added to the table one by one, each would be
-        # rounded as the table is.
+        # First the sum of each word's gradients: if they were added to the table one by one, each
+        # addition would be rounded to the precision of the table's entries.
         words, place = index.unique(return_inverse=True)
         sums = grad.new_zeros(len(words), grad.shape[1]).index_add_(0, place, grad)
         target, beta, alpha = ctx.table.receive()

@@ -1,4 +1,4 @@
-"""Layers with parameters, stacked: each takes inputs ``[k·B, ...]`` and gives every client's rows to its own layer."""
+"""Stacked layers with parameters: each applies every client's layer to its rows ``[k·B, ...]``."""
 
 from __future__ import annotations
 
@@ -13,31 +13,37 @@ from fedclade.training.stacking.functions import delivered, embedding, linear
 from fedclade.training.stacking.stacked_parameter import Active, StackedParameter
 
 Find = Callable[[Tensor | None], StackedParameter | None]
-"""Gives the stacked form of a parameter or buffer, the same for tied ones; None for one that is not there."""
+"""Returns the stacked form of a parameter or buffer, and None for None.
+
+Tied parameters have the same stacked form.
+"""
 
 
 class Refused(Exception):  # noqa: N818  (not an error of the user's)
-    """An option of a layer that is not stacked; says which."""
+    """Option of a layer that has no stacked form; the message names the option."""
 
 
 class Stacked(nn.Module):
-    """What stacked layers have in common."""
+    """Base class of stacked layers."""
 
     padding_shows = False
-    """Whether a row's result depends on how many other rows there are."""
+    """Whether the result for one row depends on the number of other rows, and so on padding."""
     by_example = False
-    """Whether it can tell the gradient of each example, where these are wanted one by one."""
+    """Whether the layer can compute a separate gradient for each example."""
 
 
 class Described(NamedTuple):
-    """What forward passes ask of a weight, as peft's do; whoever computes with it fails, and is not stacked."""
+    """Attributes of a weight that a forward pass, such as peft's, may read.
+
+    A forward pass that computes with such a weight fails, so its module is not stacked.
+    """
 
     dtype: torch.dtype
     device: torch.device
 
 
 class StackedLinear(Stacked):
-    """Linear, by batched matrix products."""
+    """Linear layers of all clients, by batched matrix products."""
 
     by_example = True
 
@@ -47,12 +53,12 @@ class StackedLinear(Stacked):
         self.weight_and_bias = cast(StackedParameter, find(layer.weight)), find(layer.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return ``[k·B, ..., outputs]``."""
+        """Return the outputs, ``[k·B, ..., outputs]``."""
         return linear(x, *self.weight_and_bias)
 
 
 class StackedEmbedding(Stacked):
-    """Embedding, in one table of all clients."""
+    """Embeddings of all clients, in one table."""
 
     def __init__(self, layer: nn.Embedding, find: Find, active: Active) -> None:
         super().__init__()
@@ -63,12 +69,12 @@ class StackedEmbedding(Stacked):
         self._padding = layer.padding_idx
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return ``[k·B, ..., width]``."""
+        """Return the embedded tokens, ``[k·B, ..., width]``."""
         return embedding(tokens, self._weight, self._padding)
 
 
 class StackedConv(Stacked):
-    """Conv1d, 2d, 3d and their transposes, by a convolution with as many groups more as there are clients."""
+    """Conv1d, 2d, 3d and their transposes, as one convolution with k times as many groups."""
 
     by_example = True
 
@@ -90,7 +96,7 @@ class StackedConv(Stacked):
         self._groups = layer.groups
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return ``[k·B, outputs, ...]``."""
+        """Return the outputs, ``[k·B, outputs, ...]``."""
         weight = delivered(self._weight)
         bias = None if self._bias is None else delivered(self._bias).flatten()
         k = len(weight)
@@ -117,7 +123,7 @@ class StackedBatchNorm(Stacked):
         self._active = active
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x, normalized."""
+        """Return the normalized inputs."""
         if self.training and self._count is not None:
             self._count.state.add_(1)
         mean, var = (None if p is None else p.state.reshape(-1) for p in (self._mean, self._var))
@@ -135,7 +141,7 @@ class StackedBatchNorm(Stacked):
 
 
 class StackedLayerNorm(Stacked):
-    """LayerNorm and GroupNorm: their statistics are each example's own, only scale and shift are the client's."""
+    """LayerNorm and GroupNorm: statistics per example, scale and shift per client."""
 
     by_example = True
 
@@ -147,7 +153,7 @@ class StackedLayerNorm(Stacked):
         self._eps = layer.eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x, normalized."""
+        """Return the normalized inputs."""
         if self._layer_shape is None:
             y = functional.group_norm(x, self._groups, eps=self._eps)
             behind = x.dim() - 2
@@ -171,7 +177,7 @@ class StackedLayerNorm(Stacked):
 
 
 class StackedDropout(Stacked):
-    """Dropout, by each client's own generator."""
+    """Dropout with a generator per client."""
 
     by_example = True
 
@@ -182,7 +188,7 @@ class StackedDropout(Stacked):
         self.padding_shows = layer.p > 0
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x with some entries dropped."""
+        """Return x with some entries dropped, in training mode."""
         if not self.training or self._p == 0:
             return x
         return self._active.dropout(x.reshape(self._active.count, -1, *x.shape[1:]), self._p).view(
@@ -196,15 +202,15 @@ def beside(x: Tensor, k: int) -> Tensor:
 
 
 def folded(x: Tensor, k: int) -> Tensor:
-    """Move the clients from the channels back to dimension 0: ``[B, k·C, ...]`` to ``[k·B, C, ...]``."""
+    """Move the clients from the channels to dimension 0: ``[B, k·C, ...]`` to ``[k·B, C, ...]``."""
     return x.unflatten(1, (k, -1)).transpose(0, 1).flatten(0, 1)
 
 
-# Multi-head attention, stacked: its projections are each client's own, what lies between is each
-# example's.
+# Multi-head attention, stacked: its projections are per client. The operations between them have no
+# parameters and are per example.
 #
-# On one thread a transformer of width 16 trains 2.4 times as fast as by the loop, one of width 64
-# 1.7 times (``benchmarks/gains.py --only attention``).
+# On one thread, a transformer of width 16 trains 2.4 times as fast as by the loop, and one of width
+# 64 trains 1.7 times as fast (``benchmarks/gains.py --only attention``).
 
 
 class StackedAttention(Stacked):
@@ -241,9 +247,17 @@ class StackedAttention(Stacked):
         need_weights: bool = True,
         attn_mask: Tensor | None = None,
         average_attn_weights: bool = True,
-        is_causal: bool = False,  # a hint, of what the mask says anyway
+        is_causal: bool = False,  # only a hint: the mask has the same information
     ) -> tuple[Tensor, Tensor | None]:
-        """Return what is attended to ``[k·B, L, width]``, and on request the weights ``[k·B, (heads,) L, S]``."""
+        """Return the outputs ``[k·B, L, width]``, and on request the weights.
+
+        Weights are ``[k·B, L, S]`` if averaged over heads, and ``[k·B, heads, L, S]`` otherwise.
+
+        Raises
+        ------
+        ValueError
+            If the query is not ``[batch, length, width]``.
+        """
         if query.dim() != 3:
             raise ValueError(
                 f"attention takes [batch, length, width], got shape {tuple(query.shape)}"
@@ -282,7 +296,7 @@ class StackedAttention(Stacked):
 
 
 def _affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Apply each client's weight ``[k, outputs, inputs]`` and bias ``[k, outputs]`` to its rows of x ``[k·B, ...]``."""
+    """Apply each client's weight ``[k, o, i]`` and bias ``[k, o]`` to rows ``[k·B, ..., i]``."""
     rows = x.reshape(len(weight), -1, x.shape[-1])
     y = (
         torch.bmm(rows, weight.mT)
@@ -293,10 +307,11 @@ def _affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _merged(padding: Tensor | None, attention: Tensor | None, q: Tensor) -> Tensor | None:
-    """Return what both masks add to the scores of the queries ``[k·B, heads, L, ...]``, or None.
+    """Return the sum of both masks, to be added to the scores ``[k·B, heads, L, S]``, or None.
 
-    The mask of padding is that of the keys, ``[k·B, S]``; the other is ``[L, S]`` for all examples,
-    or ``[k·B·heads, L, S]``. Both are true where nothing is to be attended to, or numbers to add.
+    The mask of padding is that of the keys, ``[k·B, S]``. The mask of attention is ``[L, S]`` for
+    all examples, or ``[k·B·heads, L, S]``. A boolean mask is true where a key must not be attended
+    to; a mask of numbers is added as it is.
     """
     parts: list[Tensor] = []
     if padding is not None:
@@ -310,10 +325,11 @@ def _merged(padding: Tensor | None, attention: Tensor | None, q: Tensor) -> Tens
 
 
 def _weights(q: Tensor, k: Tensor, mask: Tensor | None, dead_are_nan: bool) -> Tensor:
-    """Return the weights ``[k·B, heads, L, S]`` of queries and keys ``[k·B, heads, ..., head width]``.
+    """Return the attention weights ``[k·B, heads, L, S]`` of queries and keys.
 
-    Where a query may look at no key at all, they are NaN or 0: torch has both, as weights are asked
-    for or not.
+    Queries and keys are ``[k·B, heads, ..., head width]``. Where the mask excludes all keys of a
+    query, its weights are NaN or 0, by ``dead_are_nan``: torch gives NaN when it is asked for
+    weights, and 0 otherwise.
     """
     scores = q * q.shape[-1] ** -0.5 @ k.mT
     if mask is None:
@@ -327,17 +343,18 @@ def _weights(q: Tensor, k: Tensor, mask: Tensor | None, dead_are_nan: bool) -> T
 
 # LSTM and GRU, stacked: one product for the inputs of all times, then a loop over time.
 #
-# On one thread of a CPU, 1.5 to 2 times as fast as the loop with 16 hidden units, as fast with 32
-# to 64, and 0.6 times with the papers' 128, for which ``auto`` takes the loop or workers
-# (``benchmarks/gains.py --only recurrent``). It is here for small ones, and for GPUs, where a step
-# of one client launches as many kernels as one of all.
+# On one thread of a CPU, the stacked form is 1.5 to 2 times as fast as the loop with 16 hidden
+# units, equally fast with 32 to 64, and 0.6 times as fast with the papers' 128, for which ``auto``
+# chooses the loop or workers (``benchmarks/gains.py --only recurrent``). It exists for small
+# layers, and for GPUs, where a step of one client launches as many kernels as a step of all
+# clients.
 
 States = tuple[Tensor, ...]
-"""Of one layer: h, and c of an LSTM."""
+"""States of one layer: h, and for an LSTM also c."""
 
 
 class StackedRecurrent(Stacked):
-    """What LSTM and GRU share: layers over layers."""
+    """Common part of stacked LSTM and GRU: a stack of recurrent layers."""
 
     def __init__(self, layer: nn.RNNBase, find: Find, active: Active) -> None:
         super().__init__()
@@ -357,16 +374,16 @@ class StackedRecurrent(Stacked):
         self.padding_shows = layer.dropout > 0
 
     def _run(self, x: Tensor, first: list[Tensor | None]) -> tuple[Tensor, list[Tensor]]:
-        """Return the states of the last layer at all times, and the last states of every layer.
+        """Return the states of the last layer at all times, and the final states of every layer.
 
-        ``first`` are the states before time 0, ``[layers, k·B, hidden]``; None for zeros.
+        ``first`` has the states before time 0, ``[layers, k·B, hidden]``; None stands for zeros.
         """
         x = x if self._batch_first else x.transpose(0, 1)
         k = self._active.count
         ends = list[States]()
         for depth, (weight, recurrent, bias, recurrent_bias) in enumerate(self._layers):
             if depth and self._dropout and self.training:
-                # the order in which torch draws
+                # Torch's own layers draw dropout with time before batch, so the masks agree.
                 by_time = x.view(k, -1, *x.shape[1:]).transpose(1, 2)
                 x = self._active.dropout(by_time, self._dropout).transpose(1, 2).reshape(x.shape)
             gates = linear(x, cast(StackedParameter, weight), bias)
@@ -388,17 +405,17 @@ class StackedRecurrent(Stacked):
         return (x if self._batch_first else x.transpose(0, 1)), last
 
     def _cell(self, of_input: Tensor, of_state: Tensor, states: States) -> States:
-        """Return the next states, from what input and state ``[k, B, ...]`` give the gates."""
+        """Return the next states, given the gates' terms of input and state ``[k, B, ...]``."""
         raise NotImplementedError
 
 
 class StackedLSTM(StackedRecurrent):
-    """LSTM."""
+    """LSTM layers of all clients."""
 
     def forward(
         self, x: Tensor, states: tuple[Tensor, Tensor] | None = None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return the states of the last layer, and the last (h, c) ``[layers, k·B, hidden]``."""
+        """Return the states of the last layer, and the final (h, c) ``[layers, k·B, hidden]``."""
         y, last = self._run(x, list(states or (None, None)))
         return y, tuple(last)
 
@@ -411,10 +428,10 @@ class StackedLSTM(StackedRecurrent):
 
 
 class StackedGRU(StackedRecurrent):
-    """GRU."""
+    """GRU layers of all clients."""
 
     def forward(self, x: Tensor, states: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the states of the last layer, and the last ones ``[layers, k·B, hidden]``."""
+        """Return the states of the last layer, and the final states ``[layers, k·B, hidden]``."""
         y, (last,) = self._run(x, [states])
         return y, last
 

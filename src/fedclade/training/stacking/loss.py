@@ -1,4 +1,4 @@
-"""The loss of a step of all clients, and each client's loss over all its steps."""
+"""Loss of a step of all clients, and each client's mean loss over all its steps."""
 
 from __future__ import annotations
 
@@ -16,31 +16,49 @@ from fedclade.training.stacking.batches import Plan, Step
 log_softmax_backward: Any = torch._log_softmax_backward_data  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
 
 REGISTER = 16
-"""Numbers of single precision in the widest vector registers, those of AVX-512."""
+"""Number of float32 values in the widest vector registers, those of AVX-512."""
 
 
 class Losses:
-    """The loss of a task, summed over the clients' means, so that each client's gradient is its own.
+    """Loss of a task, summed over the clients' means, so that each client's gradient is its own.
 
-    The gradient of cross-entropy with respect to the logits, softmax less one at the target, is
-    formed here: autograd's way to it takes longer, which shows in the step of a small model.
-    ``all_count`` says that no target is :data:`~fedclade.core.IGNORED`, padding aside.
+    The gradient of cross-entropy with respect to the logits, softmax minus one at the target, is
+    computed here: with autograd it takes longer, which is noticeable in the step of a small model.
+
+    Parameters
+    ----------
+    plan
+        The steps.
+    task
+        The loss.
+    all_count
+        Whether no target is :data:`~fedclade.core.IGNORED`, except for padding.
     """
 
     def __init__(self, plan: Plan, task: FittedTask, all_count: bool) -> None:
         self._plan = plan
         self._task = task
         self._all_count = all_count
-        self._noted: list[Tensor] = []  # of the rows of each step
+        self._noted: list[Tensor] = []  # losses of the rows of each step
         self._scoring: _ByRow | None = None
 
     def of(
         self, step: Step, logits: Tensor, targets: Tensor, of_examples: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the losses of a step, for :meth:`note`, and the gradient of the logits, until the next step.
+        """Return the losses of a step, for :meth:`note`, and the gradient of the logits.
 
-        Logits are ``[k·B, ..., outputs]``, targets ``[k·B, ...]`` and the weights of the examples
-        ``[k·B]``.
+        The next step overwrites the gradient.
+
+        Parameters
+        ----------
+        step
+            The step.
+        logits
+            Logits ``[k·B, ..., outputs]``.
+        targets
+            Targets ``[k·B, ...]``.
+        of_examples
+            Weights of the examples, ``[k·B]``; None if all weigh 1.
         """
         if not self._task.is_plain:
             return self._of_any(step, logits, targets, of_examples)
@@ -71,7 +89,7 @@ class Losses:
     def _of_any(
         self, step: Step, outputs: Tensor, targets: Tensor, of_examples: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the same for any loss, by autograd."""
+        """Return the losses and the gradient for any loss, by autograd."""
         outputs = outputs.detach().requires_grad_()
         counts = count_targets(targets).view(step.clients, -1)
         if step.own is not None:
@@ -88,27 +106,27 @@ class Losses:
         return (losses.detach() * own).flatten(), gradient
 
     def note(self, of_rows: Tensor) -> None:
-        """Remember the losses of the next step."""
+        """Record the losses of the next step."""
         self._noted.append(of_rows)
 
     def of_clients(self) -> Tensor:
-        """Return the mean of each client over all steps noted, float64 ``[n]`` on the CPU."""
+        """Return each client's mean loss over all recorded steps, float64 ``[n]`` on the CPU."""
         return self._plan.means(torch.cat(self._noted))
 
 
 class _ByRow:
-    """The losses of the rows of some logits."""
+    """Losses of the rows of logits in given memory."""
 
     def __init__(self, logits: Tensor) -> None:
         self._logits = logits.detach()
         self._rows = self._logits.flatten(0, -2)
 
     def holds(self, logits: Tensor) -> bool:
-        """Whether these logits lie where those lay that it was made for."""
+        """Return whether logits are in the memory for which this object was created."""
         return logits.data_ptr() == self._logits.data_ptr() and logits.shape == self._logits.shape
 
     def of(self, targets: Tensor, weight: float) -> tuple[Tensor, Tensor]:
-        """Return the loss of each row ``[R]``, and the gradient of ``weight`` times it with respect to the rows."""
+        """Return the loss of each row, ``[R]``, and the gradient of ``weight`` times the loss."""
         scores = self._rows.log_softmax(1)
         losses = functional.nll_loss(scores, targets, reduction="none")
         return losses, scores.exp_().scatter_(1, targets.unsqueeze(1), -1, reduce="add").mul_(
@@ -117,9 +135,10 @@ class _ByRow:
 
 
 class _ByColumn(_ByRow):
-    """On a CPU, log_softmax would go through rows of few outputs entry by entry. All memory stays, too.
+    """Losses of rows with few outputs on a CPU, computed on transposed logits.
 
-    A step of ``mclr`` is 1.1 times as fast (``benchmarks/gains.py --only column``).
+    There, log_softmax processes rows of few outputs entry by entry. All memory is reused as well. A
+    step of ``mclr`` is 1.1 times as fast (``benchmarks/gains.py --only column``).
     """
 
     def __init__(self, logits: Tensor) -> None:
@@ -131,7 +150,7 @@ class _ByColumn(_ByRow):
         self._turned = self._rows.t(), self._scores.t(), self._gradient.t()
 
     def of(self, targets: Tensor, weight: float) -> tuple[Tensor, Tensor]:
-        """Return the same."""
+        """Return the loss of each row, ``[R]``, and the gradient of ``weight`` times the loss."""
         columns = self._columns
         (logits, scores, gradient) = self._turned
         torch.log_softmax(columns.copy_(logits), 0, out=self._scores)

@@ -1,8 +1,8 @@
-"""Steps on a GPU, recorded once as a CUDA graph and then launched as one.
+"""Steps on a GPU that are recorded once as CUDA graphs, and then launched as a whole.
 
-A step of a small model is dozens of kernels that take the GPU less time than it takes the CPU to
-launch them. It is tried, and measured, before it is used; ``benchmarks/gpu.sh`` measures what it
-gains, which has not been done yet.
+A step of a small model has dozens of kernels, which the GPU executes faster than the CPU can launch
+them. A recording is tried, and measured, before it is used. ``benchmarks/gpu.sh`` measures the
+gain; that has not been done yet.
 """
 
 from __future__ import annotations
@@ -18,22 +18,29 @@ from fedclade.training.stacking.batches import Plan, Step
 from fedclade.training.stacking.stacked_module import StackedModule
 
 OFTEN = 2
-"""How many steps of a kind a round has to have, so that they are worth a recording."""
+"""Least number of steps of a kind in a round for which a recording is worthwhile."""
 
 MOST_KINDS = 16
-"""How many kinds of a round are recorded: those that it has most of."""
+"""Largest number of kinds of steps of a round that are recorded: the most frequent ones."""
 
 MOST_RECORDINGS = 4 * MOST_KINDS
-"""How many recordings are kept: those that were used last."""
+"""Largest number of recordings that are kept: the most recently used ones."""
 
 MOST_MET = 4 * MOST_RECORDINGS
-"""How many steps are remembered that have been met and not recorded."""
+"""Largest number of steps without a recording that are remembered."""
 
 Run = Callable[[Step, Tensor, Tensor], Tensor]
-"""Trains on a step's inputs and targets; returns what :class:`~fedclade.training.stacking.loss.Losses` is to note."""
+"""Trains on the inputs and targets of a step; returns the step's losses.
+
+:class:`~fedclade.training.stacking.loss.Losses` records them.
+"""
 
 Record = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
-"""Runs something without effect; returns what has the effect, as often as it is called, and where its result is."""
+"""Records a function without executing it.
+
+The results are a function that executes the recording each time it is called, and the tensor to
+which the recording writes its result.
+"""
 
 
 class _Recording(NamedTuple):
@@ -45,22 +52,36 @@ class _Recording(NamedTuple):
 class Replay:
     """Recordings of steps, kept from round to round.
 
-    A recording holds addresses and numbers, not tensors. So it stands for a step only where
-    parameters, gradients, momentum, anchors and inputs lie where they lay, and clients, width and
-    optimizer are the same. It is made when a round has a step that an earlier one had, too: where,
-    say, the step size falls in every round, none is.
+    A recording contains addresses and numbers, not tensors. It is valid for a step only if
+    parameters, gradients, momentum, anchors and inputs are at the same addresses, and clients,
+    width and optimizer are the same. A step is recorded when it occurs again in a later round. So
+    nothing is recorded if, for example, the step size falls in every round.
+
+    Parameters
+    ----------
+    record
+        Records a step; None for CUDA graphs.
     """
 
     def __init__(self, record: Record | None = None) -> None:
         self._record = CudaGraphs() if record is None else record
         self._recordings: OrderedDict[Hashable, _Recording] = OrderedDict()
-        self._met: OrderedDict[Hashable, int] = OrderedDict()  # in which round for the first time
+        self._met: OrderedDict[Hashable, int] = OrderedDict()  # round of the first occurrence
         self._rounds = 0
 
     def of_round(self, run: Run, stacked: StackedModule, plan: Plan, fixed: Hashable) -> Run:
-        """Return what runs the steps of a round, or launches their recordings.
+        """Return a function that runs the steps of a round, or launches their recordings.
 
-        ``fixed`` is whatever of a step, besides what the plan says, does not change in a round.
+        Parameters
+        ----------
+        run
+            Runs a step.
+        stacked
+            The stacked module.
+        plan
+            The steps.
+        fixed
+            All further properties of a step that do not change in a round.
         """
         kinds = {kind for kind, count in plan.kinds.most_common(MOST_KINDS) if count >= OFTEN}
         self._rounds += 1
@@ -68,11 +89,11 @@ class Replay:
 
         def run_or_launch(step: Step, x: Tensor, y: Tensor) -> Tensor:
             nonlocal addresses
-            if not addresses:  # the first step makes the buffers that are missing
+            if not addresses:  # the first step allocates missing buffers
                 losses = run(step, x, y)
                 addresses = stacked.addresses()
                 return losses
-            # the weights of a ragged batch come from the CPU
+            # The weights of a ragged batch are computed on the CPU, so it cannot be recorded.
             if step.kind not in kinds or step.own is not None:
                 return run(step, x, y)
             key = (addresses, fixed, step.kind, x.data_ptr(), x.shape, x.dtype, y.shape)
@@ -83,7 +104,7 @@ class Replay:
         return run_or_launch
 
     def _first_met(self, key: Hashable) -> int:
-        """Return in which round a step was met first: this one if it is new."""
+        """Return the round in which a step occurred first: the current one if it is new."""
         first = self._met.setdefault(key, self._rounds)
         if len(self._met) > MOST_MET:
             self._met.popitem(last=False)
@@ -99,25 +120,30 @@ class Replay:
         recording = self._recordings[key]
         recording.targets.copy_(targets)
         recording.launch()
-        return recording.losses.clone()  # the next launch writes there again
+        return recording.losses.clone()  # the next launch overwrites this memory
 
 
 def can_record(device: torch.device) -> bool:
-    """Return whether steps on this device can be recorded, unless something in them resists."""
+    """Return whether steps on this device can be recorded, unless an operation prevents that."""
     return device.type == "cuda"
 
 
 class CudaGraphs:
-    """Records what is launched on the GPU; see :data:`Record`. Raises RuntimeError for what cannot be recorded.
+    """Records kernels that are launched on the GPU; see :data:`Record`.
 
-    All recordings share their working memory, as one runs after another.
+    All recordings share their working memory, since they run one after another.
+
+    Raises
+    ------
+    RuntimeError
+        If an operation cannot be recorded.
     """
 
     def __init__(self) -> None:
         self._pool: Any = None
 
     def __call__(self, run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        """Record."""
+        """Record a function."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             losses = run()

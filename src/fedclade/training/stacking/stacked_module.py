@@ -1,4 +1,4 @@
-"""A copy of a module in which every layer that holds parameters is stacked."""
+"""Copy of a module in which every layer with parameters is stacked."""
 
 from __future__ import annotations
 
@@ -49,24 +49,34 @@ LAYERS: Mapping[type[nn.Module], Callable[[Any, Find, Active], Stacked]] = {
     nn.Dropout: layers.StackedDropout,
     nn.MultiheadAttention: StackedAttention,
 }
-"""By exact type: a subclass may do anything in its forward."""
+"""Stacked layers by exact type, since a subclass may have any forward."""
 
 
 class CannotStack(CannotTrainTogether):
-    """A module cannot be stacked; names the layer, as ``'features.norm' (InstanceNorm2d) has parameters ...``."""
+    """Error for a module that cannot be stacked.
+
+    The message names the layer, as in ``'features.norm' (InstanceNorm2d) has parameters ...``.
+    """
 
     @classmethod
     def of(cls, name: str, layer: nn.Module, reason: str) -> CannotStack:
-        """Return the error of a layer or tensor of this name."""
+        """Return the error for a layer or tensor of a given name."""
         where = repr(name) if name else "the module"
         return cls(f"{where} ({type(layer).__name__}) {reason}")
 
 
 class StackedModule:
-    """A module for all clients, and the memory of their parameters; the module that is given stays as it is.
+    """Module for all clients, and the memory of their parameters; the original stays unchanged.
 
-    What is frozen is there once, in the module's own memory: a layer that is frozen as a whole is
-    the plain one, on the rows of all clients.
+    Frozen parameters exist once, in the module's own memory. A layer that is frozen as a whole is
+    the plain layer, on the rows of all clients.
+
+    Parameters
+    ----------
+    module
+        The module.
+    layout
+        Its layout.
 
     Raises
     ------
@@ -83,7 +93,7 @@ class StackedModule:
             copied = copy.deepcopy(
                 module, {id(tensors[name]): tensors[name] for name in layout.frozen}
             )
-        except Exception as error:  # whatever a user's module holds
+        except Exception as error:  # a user's module may contain anything
             raise CannotStack.of("", module, f"cannot be copied: {error}") from error
         swap = _Swap(copied, layout, self.active)
         self.module = swap.module
@@ -110,7 +120,7 @@ class StackedModule:
         Raises
         ------
         CannotStack
-            If a buffer that stays outside the stacked layers is not the same in all models.
+            If a buffer outside the stacked layers is not the same in all models.
         """
         n = len(rows)
         self._device = models.device
@@ -123,6 +133,7 @@ class StackedModule:
             for p in self._frozen:
                 value = self.layout.frozen[p.slot.name].to(models)
                 p.allocate(value.expand(n, *value.shape))
+        # A buffer outside the stacked layers exists once, so it needs one value for all clients.
         for slot in self._shared:
             values = _of_clients(models, rows, slot)
             if not torch.equal(values, values[:1].expand_as(values)):
@@ -145,18 +156,30 @@ class StackedModule:
         states: Sequence[Mapping[str, Tensor]] = (),
         by_example: ByExample | None = None,
     ) -> None:
-        """Start local training of the models that are loaded.
+        """Start local training of the loaded models.
 
-        The seeds are the clients' own, for dropout; anchors ``[n, S]`` are what the proximal term
-        pulls each client towards, if there is such a term; clients between two of the edges take
-        the same steps; parameters of ``fixed`` names stay as they are; and states are those of the
-        clients' optimizers, if they are kept. With ``by_example`` the gradients of single examples
-        are gathered there.
+        Parameters
+        ----------
+        optimizer
+            The optimizer.
+        seeds
+            Seed of each client, for dropout.
+        anchors
+            Models ``[n, S]`` to which the proximal term pulls each client; None without such a
+            term.
+        edges
+            Boundaries between clients. Clients between two adjacent edges take the same steps.
+        fixed
+            Names of parameters that are not trained.
+        states
+            State of each client's optimizer; empty if states are not kept.
+        by_example
+            Collector for the gradients of single examples; None if they are not needed.
 
         Raises
         ------
         CannotStack
-            If a layer does not tell them apart.
+            If gradients of single examples are needed, and a layer cannot separate them.
         """
         if by_example is not None:
             self._check_by_example()
@@ -179,29 +202,32 @@ class StackedModule:
                 )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits for the inputs ``[k·B, ...]`` of the clients that train."""
+        """Return the logits for inputs ``[k·B, ...]`` of the clients that train."""
         if self._tape is not None:
             try:
                 return self._tape.forward(x)
-            except (NotOnTape, Exception):  # an error of the module's own comes again
+            except (NotOnTape, Exception):  # the call below raises the module's own errors again
                 self._tape = None
         return self.module(x)
 
     def backward(self, logits: Tensor, gradient: Tensor) -> None:
-        """Hand every parameter its gradient, from that of the logits."""
+        """Hand the gradients to all parameters, given the gradient of the logits."""
         if self._tape is None:
             torch.autograd.backward(logits, gradient)
         else:
             self._tape.backward(gradient)
 
     def add(self, gradient: Tensor) -> None:
-        """Add to the gradients of the clients that train, ``[k, D]`` in the order of the layout."""
+        """Add to the gradients of the clients that train.
+
+        ``gradient`` is ``[k, D]`` in the order of the layout.
+        """
         for p in self._trained:
             if p.learns:
                 p.add(gradient[:, p.slot.start : p.slot.stop].view(p.state.shape))
 
     def step(self) -> None:
-        """Finish a step of the optimizer."""
+        """Complete the gradients, clip them, and take a step of the optimizer."""
         scales = self._optimizer.scales(
             [g for p in self._trained if (g := p.complete()) is not None]
         )
@@ -212,15 +238,15 @@ class StackedModule:
             p.step(scales)
 
     def states(self) -> list[dict[str, Tensor]]:
-        """Return the state of each client's optimizer, which plain SGD has none of."""
+        """Return the state of each client's optimizer; it is empty for plain SGD."""
         return [{} for _ in range(self._clients)] if self._bands is None else self._bands.states()
 
     def addresses(self) -> tuple[int, ...]:
-        """Return where everything lies that a step reads or writes, but for its batch and the shared buffers."""
+        """Return the addresses that a step reads or writes, except for batch and shared buffers."""
         return tuple(address for p in self._parameters for address in p.addresses())
 
     def bind(self, start: int, stop: int) -> None:
-        """Let the clients ``start`` to ``stop`` be those that train."""
+        """Select the clients ``start`` to ``stop`` as those that train."""
         if (start, stop) != (self.active.start, self.active.stop):
             self.active.start = start
             self.active.stop = stop
@@ -232,13 +258,24 @@ class StackedModule:
     def updates(
         self, models: Tensor, rows: Sequence[int], out: Tensor, places: Sequence[int]
     ) -> None:
-        """Write how far each client is from its model into its place, a row of ``[N, S]``.
+        """Write the update of each client to its row of ``out``.
+
+        Parameters
+        ----------
+        models
+            Models from which the clients started, ``[K, S]``.
+        rows
+            Row of each client's model.
+        out
+            Memory for the updates, ``[N, S]``.
+        places
+            Row of each client's update.
 
         Raises
         ------
         CannotStack
-            If training has changed a buffer that stays outside the stacked layers: all clients have
-            had a share in it, or in one that every client starts from as it is.
+            If training has changed a buffer outside the stacked layers. All clients have then
+            contributed to it, or every client should start from its original value.
         """
         n = len(rows)
         side_by_side = list(places) == list(range(places[0], places[0] + n))
@@ -262,7 +299,7 @@ class StackedModule:
 
 
 def _of_clients(models: Tensor, rows: Sequence[int], slot: Slot) -> Tensor:
-    """Return what the clients' models have in a slot, ``[n, entries]``."""
+    """Return the values of a slot in the clients' models, ``[n, entries]``."""
     values = models[:, slot.start : slot.stop]
     return values.expand(len(rows), -1) if len(models) == 1 else values[rows]
 
@@ -272,14 +309,17 @@ def _rounded(values: Tensor, slot: Slot) -> Tensor:
 
 
 class _Swap:
-    """Swaps the layers of a module in place; ``parameters`` are by the id of the tensor that they stand for."""
+    """Replaces the layers of a module in place.
+
+    ``parameters`` has the stacked form of each tensor, by the tensor's id.
+    """
 
     def __init__(self, module: nn.Module, layout: Layout, active: Active) -> None:
         self.module = module
         self.parameters: dict[int, StackedParameter] = {}
         self._active = active
         tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-        # of no vector
+        # Frozen tensors are not part of vectors, so their position is arbitrary.
         frozen = (Slot(name, tuple(p.shape), p.dtype, 0) for name, p in layout.frozen.items())
         self._slots = {
             id(tensors[s.name]): s for s in (*layout.parameters, *layout.buffers, *frozen)
@@ -287,7 +327,8 @@ class _Swap:
         self._frozen = {id(tensors[name]) for name in layout.frozen}
         self._resting = set(layout.resting)
         done: dict[nn.Module, nn.Module] = {}
-        # how names begin of what stacked layers have taken over: attention its projection
+        # Prefixes of the names of layers that a stacked layer replaces as well, such as the output
+        # projection of attention.
         inside: list[str] = []
         for name, layer in [*module.named_modules(remove_duplicate=False)]:
             if type(layer) in LAYERS and not self._is_common(name, layer):
@@ -301,7 +342,7 @@ class _Swap:
             self._refuse_rest(name, layer, stacked=layer in done or name.startswith(tuple(inside)))
 
     def _is_common(self, name: str, layer: nn.Module) -> bool:
-        """Whether a layer does the same to the rows of all clients: it is frozen, and draws and keeps nothing."""
+        """Return whether a layer is the same for all clients: frozen, without draws or state."""
         tensors = [*layer.parameters(), *(b for b in layer.buffers() if id(b) in self._slots)]
         if not tensors or not self._frozen.issuperset(map(id, tensors)):
             return False
@@ -311,9 +352,12 @@ class _Swap:
         return not own_statistics and not draws and getattr(layer, "max_norm", None) is None
 
     def _refuse_rest(self, name: str, layer: nn.Module, stacked: bool) -> None:
-        """Look for tensors that only this layer has: even one with a stacked form may have been given more of them."""
+        """Refuse tensors that only this layer has and that have no stacked form.
+
+        Even a layer with a stacked form may have been given more tensors.
+        """
         own = dict[str, Tensor](layer.named_parameters(recurse=False))
-        if stacked:  # other layers' buffers stay with them
+        if stacked:  # a layer that is not stacked keeps its own buffers
             own |= {
                 buffer: b
                 for buffer, b in layer.named_buffers(recurse=False)
@@ -328,7 +372,7 @@ class _Swap:
 
     def _stacked(self, name: str, layer: nn.Module) -> nn.Module:
         before = vars(layer)["_forward_pre_hooks"]
-        # Hooks on the whole module's inputs do the same to the rows of all clients.
+        # Hooks that cast or copy the whole module's inputs treat the rows of all clients alike.
         are_of_inputs = not name and all(
             isinstance(hook, CopyInputs | CastInputs) for hook in before.values()
         )
@@ -344,7 +388,7 @@ class _Swap:
             ) from refused
         for hook in before.values():
             stacked.register_forward_pre_hook(hook)
-        # hidden_size and the like, which a user's forward may read
+        # Attributes such as hidden_size, which a user's forward may read.
         for attribute, value in vars(layer).items():
             if not attribute.startswith("_"):
                 setattr(stacked, attribute, value)

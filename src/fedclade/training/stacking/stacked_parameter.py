@@ -1,4 +1,4 @@
-"""One tensor of the model, for all clients; and how its gradient becomes a step of the optimizer."""
+"""Stacked parameters: one tensor of the model for all clients, its gradient, and its SGD step."""
 
 from __future__ import annotations
 
@@ -13,26 +13,28 @@ from fedclade.core import Slot
 from fedclade.training.optimizer import LocalOptimizer, per_client
 
 FEW_ROWS = 32
-"""Up to how many rows a product is added to parameters as it is formed.
+"""Largest number of rows for which a product is added to parameters directly.
 
-Each row's share is then rounded as the parameter is, which is coarser than the gradient; and with
-many rows, writing the gradient is little beside computing it.
+The share of each row is then rounded to the precision of the parameter, which is coarser than the
+precision of the gradient. With many rows, the time for writing the gradient is small compared with
+the time for computing it.
 """
 
 
 class StackedParameter:
-    """A parameter or buffer of n clients, ``[n, *shape]`` in one piece of memory.
+    """A parameter or buffer of n clients, ``[n, *shape]`` in contiguous memory.
 
-    A layer gets its value in forward from :meth:`use`. In backward, :meth:`receive` says where the
-    gradient goes: to a buffer that is kept from step to step, or, where the optimizer can fuse its
-    step, straight into the parameters. Fusing holds if the parameter is used once in forward: a
-    second use ends it, in time, as no backward has begun by then.
+    In the forward pass, a layer gets the value from :meth:`use`. In the backward pass,
+    :meth:`receive` returns the destination of the gradient: a buffer that is reused in every step,
+    or, if the optimizer can fuse its step, the parameters themselves. A step is fused only if the
+    parameter is used once in the forward pass. A second use ends fusing in time, since no backward
+    pass has begun by then.
     """
 
     def __init__(self, slot: Slot, trained: bool) -> None:
         self.slot = slot
         self.trained = trained
-        # whether it stays as it is in this training, though it is trained in others
+        # Whether this local training leaves the parameter unchanged, though others train it.
         self.held = False
         self.everyone = torch.empty(0)
         self.state = self.everyone
@@ -44,20 +46,23 @@ class StackedParameter:
         self._range = (0, 0)
         self._fused = self._used = self._touched = False
         self.by_example: ByExample | None = None
-        """Where the gradient goes in place of :meth:`receive`, as one of each example; None: it is summed at once."""
+        """Collector of the gradients of single examples; None if gradients are summed at once.
+
+        It replaces :meth:`receive` as the destination of the gradient.
+        """
 
     def allocate(self, memory: Tensor) -> None:
-        """Take the memory ``[n, *shape]`` to live in."""
-        # .data here and in bind: a fused step changes a parameter behind autograd's back, after its
-        # last use in backward, and should not look like a change of the others, which lie in the
-        # same memory.
+        """Use ``memory``, ``[n, *shape]``, for the values."""
+        # .data here and in bind: a fused step changes a parameter without autograd's knowledge,
+        # after its last use in the backward pass. Autograd must not take that for a change of the
+        # other parameters, which share the memory.
         self.everyone = memory.data
         self._gradients = self._velocity = self._anchor = None
 
     def begin(self, optimizer: LocalOptimizer, anchor: Tensor | None) -> None:
-        """Start local training from what is in the memory now, pulled towards the anchors ``[n, entries]`` if any."""
+        """Start local training from the current values, with optional anchors ``[n, entries]``."""
         self._optimizer = optimizer
-        # noise comes after the last gradient
+        # DP-SGD adds noise after the last gradient, so its gradient cannot be fused into the step.
         fused = optimizer.can_fuse and self.by_example is None
         self._fused = fused
         self._used = False
@@ -68,12 +73,12 @@ class StackedParameter:
         self._velocity = torch.zeros_like(self.everyone) if optimizer.keeps_velocity else None
 
     def addresses(self) -> tuple[int, ...]:
-        """Return where parameters, gradients, momentum and anchors lie; 0 for what is not there."""
+        """Return the addresses of parameters, gradients, momentum and anchors; 0 if unset."""
         tensors = self.everyone, self._gradients, self._velocity, self._anchor
         return tuple(0 if tensor is None else tensor.data_ptr() for tensor in tensors)
 
     def bind(self, start: int, stop: int) -> None:
-        """Let the clients ``start`` to ``stop`` be those that train."""
+        """Select the clients ``start`` to ``stop`` as those that train."""
         self._range = start, stop
         self.state = self.everyone[start:stop]
         self._value = self.state.data.requires_grad_(self.trained)
@@ -87,13 +92,13 @@ class StackedParameter:
 
     @property
     def learns(self) -> bool:
-        """Whether steps are taken with its gradient."""
+        """Whether the optimizer takes steps with the gradient of this parameter."""
         return self.trained and not self.held
 
     def receive(self) -> tuple[Tensor, float, float]:
-        """Return (target, β, α): the gradient g is to be taken in by target ← β·target + α·g."""
+        """Return (target, β, α): add the gradient g by target ← β·target + α·g."""
         if self.held:
-            return self._gradient(), 0.0, 1.0  # which no step is taken with
+            return self._gradient(), 0.0, 1.0  # this gradient is never used in a step
         if self._fused:
             self._used = False
             return self.state, *self._optimizer.fused
@@ -102,12 +107,16 @@ class StackedParameter:
         return self._gradient(), beta, 1.0
 
     def add(self, gradient: Tensor) -> None:
-        """Take in a gradient ``[k, *shape]``."""
+        """Add a gradient ``[k, *shape]``."""
         target, beta, alpha = self.receive()
         scaled(target, beta).add_(gradient, alpha=alpha)
 
     def add_product(self, left: Tensor, right: Tensor) -> None:
-        """Take in a gradient that is the product of ``[k, m, rows]`` and ``[k, rows, n]``, without writing it."""
+        """Add the product of ``[k, m, rows]`` and ``[k, rows, n]`` as a gradient.
+
+        With few rows, or a gradient buffer as the destination, the product is not written
+        separately.
+        """
         target, beta, alpha = self.receive()
         if target is self.state and right.shape[1] > FEW_ROWS:
             scaled(target, beta).add_(torch.bmm(left, right), alpha=alpha)
@@ -115,10 +124,10 @@ class StackedParameter:
             target.baddbmm_(left, right, beta=beta, alpha=alpha)
 
     def complete(self) -> Tensor | None:
-        """Add the proximal term; return the gradient ``[k, *shape]``.
+        """Add the proximal term; return the gradient ``[k, *shape]``, or None.
 
-        None if the step was fused, or the loss does not reach the parameter: SGD leaves that alone,
-        decay included.
+        It is None if the step was fused, or if the loss does not depend on the parameter: SGD
+        leaves such a parameter unchanged, and does not decay it.
         """
         if not self._touched:
             return None
@@ -129,9 +138,10 @@ class StackedParameter:
         return gradient
 
     def step(self, scales: Tensor | None) -> None:
-        """Take a step with the complete gradient, clipped by the factors ``[k]`` if any.
+        """Take a step with the complete gradient, scaled by factors ``[k]`` of clipping if given.
 
-        With β of the next step, the gradient's buffer is the momentum buffer of SGD.
+        The buffer of the gradient is multiplied by β at the next step, which makes it the momentum
+        buffer of SGD.
         """
         if self._touched:
             self._touched = False
@@ -139,13 +149,14 @@ class StackedParameter:
             self._optimizer.step(self.state, self._gradient(), velocity, scales)
 
     def view(self, start: int, stop: int) -> nn.Parameter:
-        """Return the values of the clients ``start`` to ``stop`` as one parameter, for an optimizer of torch's."""
+        """Return the values of clients ``start`` to ``stop`` as a parameter for an optimizer."""
         return nn.Parameter(self.everyone[start:stop])
 
     def clipped(self, scales: Tensor | None) -> Tensor | None:
-        """Return the gradients ``[n, *shape]``, those of the clients that train complete and clipped, for their step.
+        """Return the gradients ``[n, *shape]`` for a step of the clients that train, or None.
 
-        None if the loss does not reach the parameter.
+        Their gradients are complete, and scaled by the factors ``[k]`` of clipping if given. The
+        result is None if the loss does not depend on the parameter.
         """
         if not self._touched:
             return None
@@ -161,34 +172,34 @@ class StackedParameter:
 
 
 def scaled(target: Tensor, beta: float) -> Tensor:
-    """Multiply in place; by 0 even what is not finite."""
+    """Multiply a tensor in place; a factor of 0 also sets entries that are not finite to 0."""
     if beta == 0:
         return target.zero_()
     return target if beta == 1 else target.mul_(beta)
 
 
-# The gradients of single examples of all clients: their norms, and their sums with factors of one's
-# own.
+# Gradients of single examples of all clients: their norms, and their sums weighted by factors.
 #
-# Of a dense layer whose input has no further dimensions, an example's gradient is the product δxᵀ
-# of two vectors. Its norm is ‖δ‖·‖x‖, and the sum with factors c is Σ c·δxᵀ, the product that the
-# plain gradient is: so no example's gradient is ever written (Goodfellow 2015, arXiv:1510.01799; Bu
-# et al. 2023, arXiv:2210.00038). Others are.
+# In a dense layer whose input has no further dimensions, the gradient of an example is the product
+# δxᵀ of two vectors. Its norm is ‖δ‖·‖x‖. The weighted sum with factors c is Σ c·δxᵀ, a product of
+# the same form as the plain gradient. So the gradients of single examples are never written to
+# memory (Goodfellow 2015, arXiv:1510.01799; Bu et al. 2023, arXiv:2210.00038). Gradients of other
+# layers are.
 
 
 class _Dense(NamedTuple):
-    """A gradient of each example, as its factors: of the outputs ``[k, B, o]``, and the inputs ``[k, B, i]``."""
+    """Each example's gradient as factors: of outputs ``[k, B, o]``, and inputs ``[k, B, i]``."""
 
     gradient: Tensor
-    rows: Tensor | None  # None for a bias, whose gradient is that of the outputs
+    rows: Tensor | None  # None for a bias: its gradient equals the gradient of the outputs
 
     def squares(self) -> Tensor:
-        """Return the squared norms, ``[k, B]``."""
+        """Return the squared norms of the gradients, ``[k, B]``."""
         of_outputs = self.gradient.square().sum(2)
         return of_outputs if self.rows is None else of_outputs.mul_(self.rows.square().sum(2))
 
     def written(self) -> Tensor:
-        """Return the gradients themselves, ``[k, B, ...]``."""
+        """Return the gradients in full, ``[k, B, ...]``."""
         return (
             self.gradient
             if self.rows is None
@@ -197,21 +208,26 @@ class _Dense(NamedTuple):
 
 
 class ByExample:
-    """The gradients of a step: every parameter hands in its own, then all are clipped and summed."""
+    """Collector of the gradients of single examples in a step, which clips and sums them.
+
+    Every parameter adds its gradients. After the backward pass, :meth:`squares` returns the squared
+    norms, and :meth:`deliver` gives every parameter the weighted sum.
+    """
 
     def __init__(self) -> None:
         self.width = 0
-        """Examples of each client in the step: B."""
+        """Number of examples of each client in the step: B."""
         self._found: dict[StackedParameter, list[_Dense | Tensor]] = {}
-        self._broken: Tensor | None = None  # which examples have no norm, [k, B, 1], if any
+        # Mask of examples whose norm is not finite, [k, B, 1]; None if there are none.
+        self._broken: Tensor | None = None
 
     def begin(self, width: int) -> None:
-        """Begin a step of so many examples of each client."""
+        """Begin a step with ``width`` examples of each client."""
         self.width = width
         self._found = {}
 
     def add(self, parameter: StackedParameter, gradients: Tensor) -> None:
-        """Take the gradient of each example, ``[k·B, *shape]``."""
+        """Add the gradient of each example, ``[k·B, *shape]``."""
         if parameter.learns:
             self._found.setdefault(parameter, []).append(gradients.unflatten(0, (-1, self.width)))
 
@@ -222,7 +238,17 @@ class ByExample:
         weight: StackedParameter,
         bias: StackedParameter | None,
     ) -> None:
-        """Take those of a dense layer, from the gradients of its outputs, and its inputs, ``[k, B·..., ·]`` both."""
+        """Add gradients of a dense layer, given as gradients of its outputs, and its inputs.
+
+        Parameters
+        ----------
+        gradient
+            Gradients of the outputs, ``[k, B·..., outputs]``.
+        rows
+            The inputs, ``[k, B·..., inputs]``.
+        weight, bias
+            Parameters of the layer.
+        """
         k = len(rows)
         each = rows.shape[1] // self.width
         if each == 1:
@@ -238,7 +264,7 @@ class ByExample:
             self._found.setdefault(bias, []).append(of_bias)
 
     def squares(self) -> Tensor:
-        """Return the squared norm of each example's gradient, of all parameters together, ``[k, B]``."""
+        """Return the squared norm of each example's gradient over all parameters, ``[k, B]``."""
         self._found = {parameter: [_together(parts)] for parameter, parts in self._found.items()}
         each = [parts[0] for parts in self._found.values()]
         squares = [
@@ -250,7 +276,10 @@ class ByExample:
         return found
 
     def deliver(self, factors: Tensor) -> None:
-        """Give every parameter the sum of its examples' gradients, each times a factor ``[k, B]``; 0 leaves one out."""
+        """Add to every parameter the sum of its examples' gradients, with factors ``[k, B]``.
+
+        An example with factor 0 is left out, even if its gradient is not finite.
+        """
         left_out = (factors == 0).unsqueeze(2)
         weights = factors.unsqueeze(1)
         for parameter, (found,) in self._found.items():
@@ -273,7 +302,7 @@ class ByExample:
 
 
 def _together(parts: list[_Dense | Tensor]) -> _Dense | Tensor:
-    """Return the sum of what several uses of a parameter have given."""
+    """Return the sum of the gradients from several uses of a parameter."""
     if len(parts) == 1:
         return parts[0]
     return torch.stack(
@@ -281,21 +310,25 @@ def _together(parts: list[_Dense | Tensor]) -> _Dense | Tensor:
     ).sum(0)
 
 
-# Memory that is kept from use to use.
+# Memory that is reused.
 
 
 class BufferPool:
-    """Memory for tensors of one kind, one after another: fresh memory would have to be mapped page by page each time.
+    """Memory that is reused for tensors of one kind, one after another.
 
-    That can take longer than a step of a small model, as the C library gives back to the system
-    what lies at the end of its heap as soon as it is freed.
+    Fresh memory would have to be mapped page by page each time: the C library returns memory at the
+    end of its heap to the system as soon as it is freed. That can take longer than a step of a
+    small model.
     """
 
     def __init__(self) -> None:
         self._memory = torch.empty(0)
 
     def room(self, like: Tensor, *shape: int) -> Tensor:
-        """Return a tensor of a shape, of the type and on the device of another; what it had held before is gone."""
+        """Return a tensor with a shape, and the type and device of ``like``, in the pool's memory.
+
+        Earlier contents of the memory are overwritten.
+        """
         size = prod(shape)
         memory = self._memory
         if memory.numel() < size or memory.dtype != like.dtype or memory.device != like.device:
@@ -303,15 +336,16 @@ class BufferPool:
         return memory[:size].view(shape)
 
 
-# Which of the clients are training right now.
+# The clients that are training at the moment.
 
 
 class Active:
-    """The clients ``start`` to ``stop``, and the generator of each for its own dropout.
+    """The clients ``start`` to ``stop`` that train, with a generator for the dropout of each.
 
-    Its seed is the one that the loop gives the global generator, and masks have the shape that the
-    loop draws: so dropout does not depend on the other clients. On a CPU it is that of the loop,
-    but for what attention gives in the loop, whose entries lie, and are drawn, in another order.
+    The seed of a generator is the one that the loop gives the global generator, and masks have the
+    shape that the loop draws. So the dropout of a client does not depend on other clients. On a CPU
+    the masks equal those of the loop, except for those of attention: in the loop, the entries of
+    attention are in another order in memory, in which they are drawn.
     """
 
     def __init__(self) -> None:
@@ -322,19 +356,19 @@ class Active:
 
     @property
     def count(self) -> int:
-        """How many there are: k."""
+        """Number of clients that train: k."""
         return self.stop - self.start
 
     def seed(self, seeds: Sequence[int], device: torch.device) -> None:
-        """Give each client its generator."""
+        """Set the seed of each client's generator."""
         self._seeds = seeds
         self._device = device
         self._generators = []
 
     def dropout(self, x: Tensor, p: float) -> Tensor:
-        """Drop entries of x ``[k, ...]`` with probability p, and scale the others up."""
+        """Drop entries of x ``[k, ...]`` with probability p, and scale the others by 1/(1 − p)."""
         kept = torch.empty_like(x, memory_format=torch.contiguous_format)
-        if not self._generators:  # made only where something is dropped
+        if not self._generators:  # created only if something is dropped
             self._generators = [
                 torch.Generator(self._device).manual_seed(seed) for seed in self._seeds
             ]

@@ -1,12 +1,12 @@
-"""Dense layers and activations one after another, forward and backward by hand, without autograd.
+"""Forward and backward passes of chains of dense layers and activations, without autograd.
 
-With the smallest models autograd takes a good part of a step, and so does finding the memory of
-each operation. On one thread ``mclr`` and ``mlp`` are 1.5 times as fast so (``benchmarks/gains.py
---only tape``).
+In the smallest models, autograd takes a large part of a step, and so does the allocation of memory
+for each operation. On one thread ``mclr`` and ``mlp`` are 1.5 times as fast with a tape
+(``benchmarks/gains.py --only tape``).
 
-The module's own forward runs in every step, on a batch that hands over to the tape what is done
-with it. So it may be anybody's: where it does what the tape does not know, the module is left to
-autograd.
+The module's own forward runs in every step, on a batch that passes every operation on it to the
+tape. So any forward is possible: if it uses an operation that the tape does not support, autograd
+is used for the module.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from fedclade.training.stacking.stacked_parameter import StackedParameter
 
 Operation = Callable[[], object]
 Call = tuple[Any, tuple[Any, ...], Mapping[str, Any]]
-"""A function, what it gets behind its first tensor, and by name."""
+"""A function, its arguments after the first tensor, and its keyword arguments."""
 
-KNOWN = StackedLinear, StackedDropout  # of the layers that are stacked
+KNOWN = StackedLinear, StackedDropout  # stacked layers that a tape supports
 
 DENSE = linear, functional.linear
 
@@ -44,7 +44,7 @@ QUESTIONS = {
         Tensor.is_contiguous,
     ),
 }
-"""What may be asked of a tensor without doing anything with it."""
+"""Functions that read a property of a tensor without an operation on its values."""
 
 VIEWS = {
     *(
@@ -58,18 +58,21 @@ VIEWS = {
     *(torch.reshape, torch.flatten, torch.unflatten, torch.squeeze, torch.unsqueeze),
     *(Tensor.contiguous, Tensor.float, Tensor.double, Tensor.to),
 }
-"""What may give the same numbers in the same memory, if in another shape."""
+"""Functions whose result may have the same values in the same memory, in another shape."""
 
 _aten = torch.ops.aten
 
 
 class Activation(NamedTuple):
-    """Writes what it gives for a tensor to ``out``, and the gradient to ``grad_input``, which its own may lie in."""
+    """An activation: ``forward`` writes to ``out``, ``backward`` to ``grad_input``.
+
+    The gradient of the result may be in the memory of ``grad_input``.
+    """
 
     forward: Callable[..., object]
     backward: Callable[..., object]
     from_result: bool
-    """Whether backward goes by what forward has given, and not by what it was given."""
+    """Whether backward needs the result of forward, rather than its argument."""
 
 
 RELU = Activation(
@@ -90,14 +93,17 @@ ACTIVATIONS: Mapping[Any, Activation] = {
 
 
 class NotOnTape(BaseException):
-    """A forward pass does what a tape does not know. Not an Exception, which the forward pass might catch."""
+    """Error for an operation that a tape does not support.
+
+    It is not an ``Exception``, since a forward pass might catch that.
+    """
 
 
 class Taped(Tensor):
-    """A tensor that hands over to a tape what is done with it."""
+    """Tensor that passes operations on it to a tape."""
 
     tape: Tape
-    plain: Tensor  # with the same memory
+    plain: Tensor  # the same memory as a plain tensor
 
     @classmethod
     def __torch_function__(
@@ -107,42 +113,53 @@ class Taped(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Do what is done with it."""
+        """Pass a function to the tape and return its result."""
         if not args or not isinstance(args[0], Taped):
             raise NotOnTape
         return args[0].tape.run(func, args[0], args[1:], kwargs or {})
 
 
 class _Entry(NamedTuple):
-    """What was done with ``x``, and has given ``out``."""
+    """An operation with the argument ``x`` and the result ``out``."""
 
     call: Call
     x: Taped
     out: Taped
-    forward: Operation | None  # none for a view
+    forward: Operation | None  # None for a view
     backward: Callable[[Tensor, bool], tuple[Sequence[Operation], Tensor]]
-    """From the gradient of ``out``, and whether that of ``x`` is wanted: what is to be done, and where it will be."""
+    """Plans the backward pass: returns operations, and the memory of the gradient of ``x``.
+
+    The arguments are the gradient of ``out``, and whether ``x`` needs a gradient.
+    """
     parameters: Sequence[StackedParameter] = ()
 
 
 class Tape:
-    """What a module does with a batch, every operation with its memory, kept for all steps alike."""
+    """Operations of a module on a batch, each with its memory, reused in all equal steps.
+
+    Parameters
+    ----------
+    module
+        The module.
+    constant
+        Whether its forward pass has the same operations in every step.
+    """
 
     def __init__(self, module: nn.Module, constant: bool) -> None:
         self._module = module
-        self._constant = constant  # does the same in every step
+        self._constant = constant
         self._first: Taped | None = None
         self._entries: list[_Entry] = []
-        self._at = 0  # how many entries this step has come to
-        self._last: Taped | None = None  # what the step ends with that _backward is of
-        self._length = 0  # and how many entries it has
+        self._at = 0  # number of entries that the current step has reached
+        self._last: Taped | None = None  # result of the step for which _backward is planned
+        self._length = 0  # number of entries of that step
         self._gradient = torch.empty(0)
         self._forward: Sequence[Operation] = ()
         self._backward: Sequence[Operation] = ()
 
     @classmethod
     def of(cls, module: nn.Module) -> Tape | None:
-        """Return a tape for a module with stacked layers, or None if it is known not to fit on one."""
+        """Return a tape for a module with stacked layers, or None if it is known not to fit."""
         parts = [*module.modules()]
         stacked = [part for part in parts if isinstance(part, Stacked)]
         if _hooked(parts, "backward") or any(type(layer) not in KNOWN for layer in stacked):
@@ -153,19 +170,19 @@ class Tape:
         )
 
     def forget(self) -> None:
-        """Look for the parameters' memory anew in the next forward pass."""
+        """Rebuild the entries in the next forward pass: the parameters' memory has changed."""
         self._first = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what the module gives for inputs ``[k·B, ...]``; the next call may write there again.
+        """Return the outputs for inputs ``[k·B, ...]``; the next call may overwrite them.
 
         Raises
         ------
         NotOnTape
-            If its forward pass is more than a chain of what the tape knows.
+            If the forward pass is not a chain of operations that the tape supports.
         """
         first = self._first
-        # On a GPU, a step that is recorded has to have memory of its own.
+        # On a GPU, a step that is recorded must have memory of its own.
         if (
             first is None
             or x.is_cuda
@@ -185,13 +202,13 @@ class Tape:
         return out.plain
 
     def backward(self, gradient: Tensor) -> None:
-        """Hand every parameter its gradient, from that of what forward has returned."""
+        """Hand the gradients to all parameters, given the gradient of the result of forward."""
         self._gradient.copy_(gradient)
         for operation in self._backward:
             operation()
 
     def run(self, func: Any, x: Taped, rest: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
-        """Do what the module does with a tensor."""
+        """Execute an operation of the module on a tensor."""
         call = func, rest, options
         known = self._entries[self._at] if self._at < len(self._entries) else None
         if known is None or known.x is not x or known.call != call:
@@ -201,7 +218,7 @@ class Tape:
             self._entries[self._at :] = [known]
             self._last = None
         if not torch.is_grad_enabled():
-            raise NotOnTape  # what is done here is a constant for those who differentiate
+            raise NotOnTape  # without gradients, autograd treats the result as a constant
         self._at += 1
         if known.forward is not None:
             known.forward()
@@ -225,7 +242,7 @@ class Tape:
             of_weight.requires_grad or (of_bias is not None and of_bias.requires_grad)
         ):
             raise NotOnTape
-        # What is frozen may be there once, for the rows of all clients: k is 1.
+        # Frozen parameters may exist once, for the rows of all clients: then k is 1.
         value = attrgetter("state") if parameters else partial(torch.unsqueeze, dim=0)
         weight, bias = value(of_weight), None if of_bias is None else value(of_bias)
         k, outputs, inputs = weight.shape
@@ -238,7 +255,7 @@ class Tape:
             operations = list[Operation]()
             if onward:
                 of_x = torch.empty_like(x.plain)
-                # before the weights change
+                # Computed before the weights change: hand_over may take a fused step.
                 operations.append(Product(of_out, weight, of_x.view_as(rows)))
             if parameters:
                 operations.append(partial(hand_over, of_out, rows, of_weight, of_bias))
@@ -260,7 +277,8 @@ class Tape:
                 or before.call[0] not in DENSE
                 or not activation.from_result
             ):
-                raise NotOnTape  # what was there may be needed, or be known in another shape, too
+                # The overwritten values may be needed, or be used in another shape as well.
+                raise NotOnTape
         seen = out.plain if activation.from_result else x.plain
 
         def backward(gradient: Tensor, onward: bool) -> tuple[Sequence[Operation], Tensor]:
@@ -290,7 +308,7 @@ class Tape:
         return taped
 
     def _plan_backward(self, out: object) -> None:
-        """Find the way from a result back to the batch, and give every gradient on it its memory."""
+        """Find the chain from a result back to the batch, and allocate the gradients on it."""
         way = list[_Entry]()
         wanted = out
         for entry in reversed(self._entries[: self._at]):
