@@ -103,7 +103,7 @@ def test_lists_that_do_not_fit_open_an_update_if_clients_do_not_bind_what_they_s
     for module in (member, lying_server):
         monkeypatch.setattr(module, "digest_of_list", lambda *_: bytes(32))
     monkeypatch.setattr(Member, "_check_masked_alike", lambda *_: None)
-    monkeypatch.setattr(Member, "_check_agreed", lambda *_: None)
+    monkeypatch.setattr(Member, "_check_agreements", lambda *_: None)
     rows = {row.attack: row for row in over_tls.attack_in_process(tmp_path, protected=True)}
     assert rows["neighbourhoods"].succeeded, rows["neighbourhoods"].detail
     assert rows["neighbourhoods"].detail == "cosine with the update 1.0000"
