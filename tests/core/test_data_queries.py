@@ -172,6 +172,22 @@ class Roundless(RowQuery):
         return torch.zeros(())
 
 
+class Noisy(Counts):
+    mechanism = "noise"
+
+
+class AsUpdate(Counts):
+    discloses = "update"
+
+
+class AsNothing(Counts):
+    discloses = "nothing"
+
+
+class Scored(Counts):
+    counts_as = "scores"  # pyright: ignore
+
+
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
@@ -181,6 +197,10 @@ class Roundless(RowQuery):
         ),
         (Nameless, "kind of Nameless should be a name of lower-case letters.*, got 'Label counts'"),
         (Complex, "dtype of Complex should be one of float32, float64, int64, bool, got complex64"),
+        (Noisy, "mechanism of Noisy should be 'none' or 'public', got 'noise'"),
+        (AsUpdate, "discloses of AsUpdate should name what its replies disclose, got 'update'"),
+        (AsNothing, "discloses of AsNothing should name .*, got 'nothing'"),
+        (Scored, "counts_as of Scored should be 'releases' or 'evaluations', got 'scores'"),
         (
             Roundless,
             "Roundless stores something, so its queries belong to rounds; give it a field 'round: int'",

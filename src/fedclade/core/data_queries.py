@@ -331,14 +331,20 @@ def field_types(kind: type[DataQuery[Any]]) -> FieldTypes:
 
 
 @lru_cache(maxsize=256)
+COUNTS = ("releases", "evaluations")
+"""Counts of a client's policy that a reply to a row query can add to."""
+
+
 def check_kind(kind: type[DataQuery[Any]]) -> None:
     """Check what a class of queries declares.
 
     Raises
     ------
     ConfigError
-        If its name cannot be one, its rows are of a type that does not travel, a field has a type
-        that does not travel, or it stores something and its queries belong to no round.
+        If its name cannot be one; if its mechanism puts noise on replies, or it claims to disclose
+        an update or nothing; if it counts as something that no policy counts; if its rows or a
+        field are of a type that does not travel; or if it stores something and its queries belong
+        to no round.
     """
     name = kind.__name__
     if not KIND_RULE.fullmatch(kind.kind):
@@ -346,7 +352,21 @@ def check_kind(kind: type[DataQuery[Any]]) -> None:
             f"kind of {name} should be a name of lower-case letters, digits and underscores, such "
             f"as 'label_shares', got {kind.kind!r}"
         )
+    # An answer about data gets no noise, and is never one of the updates that leave under masks.
+    if kind.mechanism not in ("", "none", "public"):
+        raise ConfigError(
+            f"mechanism of {name} should be 'none' or 'public', got {kind.mechanism!r}: fedclade "
+            "puts no noise on its replies"
+        )
+    if kind.discloses == "update" or (kind.discloses == "nothing" and kind.mechanism != "public"):
+        raise ConfigError(
+            f"discloses of {name} should name what its replies disclose, got {kind.discloses!r}, "
+            "which no policy has to name"
+        )
     if issubclass(kind, RowQuery):
+        if kind.counts_as not in COUNTS:
+            allowed = " or ".join(repr(count) for count in COUNTS)
+            raise ConfigError(f"counts_as of {name} should be {allowed}, got {kind.counts_as!r}")
         if kind.dtype not in ROW_TYPES:
             allowed = ", ".join(_name_of(each) for each in ROW_TYPES)
             raise ConfigError(

@@ -39,6 +39,7 @@ from fedclade.channel import (
     check_local,
     client_side,
     multiplier_for,
+    refusal,
 )
 from fedclade.core import (
     FORBIDS,
@@ -544,6 +545,10 @@ class ClientHandler:
         if query is None or not self._is_closed:
             return
         if self._is_private and query.mechanism == "none":
+            rows = KINDS[kind].row_query
+            if rows is not None:
+                # Refused here, before the query counts: a server must not use up the policy.
+                raise refusal(rows.reveals or f"{rows.discloses} (a {rows.__name__})")
             return  # the middleware Withholding refuses the query, and names what it withholds
         if kind == "evaluate":
             if self._is_private and content.get("split", str) == "train":

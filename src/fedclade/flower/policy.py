@@ -641,6 +641,12 @@ class Policy:
         if query.needs_min_part:
             self.check_sum(examples, query.kind)
         for limit, amount in query.amounts(spec).items():
+            if limit not in _IN_A_ROW:
+                known = ", ".join(_IN_A_ROW)
+                raise ConfigError(
+                    f"amounts of {type(query).__name__} should be of limits of a policy ({known}), "
+                    f"got {limit!r}"
+                )
             self._check(_IN_A_ROW[limit], amount, limit)
 
     def check_usage(self, after: Usage, examples: int, *, private: bool = False) -> None:
