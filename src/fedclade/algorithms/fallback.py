@@ -194,9 +194,8 @@ def keep_better(
     ways = [[dict.fromkeys(group, k) for k in numbers] for group in groups]
     found = departed(max((dict.fromkeys(ids, k) for k in numbers), key=scores.total), ways, scores)
     chosen = {client: starts[k - len(starts)] for client, k in found.items() if k >= len(starts)}
-    for start in starts[
-        :-1
-    ]:  # a client stores the copy that it made last, so make earlier ones again
+    # A client stores the copy that it made last, so it makes an earlier copy again.
+    for start in starts[:-1]:
         if again := [client for client in chosen if chosen[client] == start]:
             tuned(again, start)
     return tuple(sorted(chosen))

@@ -68,9 +68,8 @@ from fedclade.core import (
     rng,
 )
 
-
 Flight = tuple[float, int, int]
-"""A client in training: its finish time in virtual seconds, its id, and the version it began from."""
+"""A client in training: its finish time in virtual seconds, its id, and its model's version."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -424,7 +423,7 @@ class FedBuff(Algorithm[FedBuffState]):
                     return clock, buffer
 
     def _velocity(self, state: FedBuffState) -> Tensor | None:
-        """Return a copy of the momentum V of every cluster, ``[clusters, S]``; None without momentum."""
+        """Return a copy of the clusters' momentum V, ``[clusters, S]``; None without momentum."""
         if not self.server_momentum:
             return None
         if state.velocity is not None:

@@ -215,7 +215,7 @@ class FedRC(SharedMixture[FedRCState]):
         return Mixture(by_label=True, rates=None if state is None else state.rates)
 
     def init(self, params: Tensor, clients: Clients) -> FedRCState:
-        """Return the state with the initial models ``[K, S]``, all different, and no trained client."""
+        """Return the state with the initial models ``[K, S]``, which must all differ."""
         return FedRCState(self.star(params, clients))
 
     def step(
@@ -251,7 +251,7 @@ class FedEM(SharedMixture[State]):
         return Mixture()
 
     def init(self, params: Tensor, clients: Clients) -> State:
-        """Return the state with the initial models ``[M, S]``, all different, and no trained client."""
+        """Return the state with the initial models ``[M, S]``, which must all differ."""
         return State(self.star(params, clients))
 
     def step(
