@@ -401,7 +401,7 @@ class FLUX(Algorithm[FLUXState]):
         return ("descriptors",) if self.has_fixed_round else ()
 
     def asks(self, clients: int, fraction: float) -> str:
-        """Return :attr:`asks_for`, without training accuracies if the round of clustering is fixed."""
+        """Return :attr:`asks_for`, without training accuracies if the clustering round is fixed."""
         return "descriptors of their data" if self.has_fixed_round else self.asks_for
 
     def too_short(self, rounds: int) -> str:
@@ -542,7 +542,7 @@ class FLUX(Algorithm[FLUXState]):
     def _plausible(
         self, ids: Sequence[int], rows: Tensor, measure: Tensor
     ) -> tuple[list[int], Tensor, list[Event]]:
-        """Return the clients and descriptors without outliers, and the event that names the outliers.
+        """Return the clients and descriptors without outliers, and an event about the outliers.
 
         Outliers have numbers far larger than the descriptors in ``measure``. One descriptor of huge
         numbers would stretch the space of all descriptors, so that the others would lie close

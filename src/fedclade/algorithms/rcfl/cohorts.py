@@ -308,7 +308,7 @@ def _sum_gains(
     lowest: Mapping[int, float],
     pairs: int,
 ) -> NDArray[np.float64]:
-    """Return what the new clients of each pair gain with the mean of both models, ``[pairs]``."""
+    """Return the gain of each pair's new clients with the mean of both models, ``[pairs]``."""
     replied = set(evaluation.ids)  # a client replied for all of its models, or for none
     of_replies = [(client, place) for client, place in queried if client in replied]
     gains: list[list[float]] = [[] for _ in range(pairs)]

@@ -236,7 +236,10 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         return False
 
     def asks(self, clients: int, fraction: float) -> str:
-        """Return what clients report in addition to updates: with many, a cohort reports losses."""
+        """Return the information that clients report in addition to updates.
+
+        With many clients, the clients of a cohort report losses.
+        """
         return "training losses" if clients > MANY_CLIENTS and fraction < 1 else ""
 
     def too_short(self, rounds: int) -> str:
