@@ -658,7 +658,10 @@ def _add_absent_members(
 def _find_done_clusters(
     state: CFLState, examined: Sequence[ExaminedCluster], events: Sequence[Event]
 ) -> set[int]:
-    """Return the clusters that are done after a round, and not split or joined by a client in it."""
+    """Return the clusters that are done after a round, and that did not change in it.
+
+    A cluster changes if it is split, or if a client joins it.
+    """
     done = set(state.done or ())
     done.update(cluster.update.node for cluster in examined if cluster.is_done)
     changed = {event.node for event in events if isinstance(event, ClusterSplit | Joined)}

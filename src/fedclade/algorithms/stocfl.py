@@ -151,9 +151,9 @@ class StoCFL(OneCohort[State]):
     def assign(
         self, tree: ParameterTree, ids: Sequence[int], clients: Clients, this_round: Round
     ) -> Sequence[Assignment]:
-        """Let newcomers join the cluster with the most similar mean Ψ, or else use the root's model.
+        """Let newcomers join the cluster of the most similar mean Ψ, or else use the root's model.
 
-        The cosine must be at least τ.
+        They join if the cosine is at least τ.
         """
         leaves = _clusters(tree)
         if not leaves:
