@@ -65,7 +65,7 @@ LABELS = "labels"
 
 @dataclass(frozen=True, eq=False)
 class ShiftQuery(RowQuery):
-    """Query whether the labels of the training data have shifted since a client last reported a shift.
+    """Query whether labels of the training data have shifted since the last reported shift.
 
     The reply is bool ``[n]``; clients that do not reply have not shifted.
 
@@ -238,7 +238,7 @@ class FlexCFL(FedGroup):
         return replace(founded, tree=tree), pretrained, events
 
     def _moved(self, tree: ParameterTree, trained: Sequence[ClusterUpdate]) -> ParameterTree:
-        """Return the tree after groups moved by their clients' updates and towards each other (eq. 4)."""
+        """Return the tree after groups moved by clients' updates and towards each other (eq. 4)."""
         tree = move_clusters(tree, trained)
         if not any(part.enough for part in trained):
             return tree
