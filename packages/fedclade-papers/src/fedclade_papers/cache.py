@@ -233,12 +233,15 @@ class ResultCache:
         return self._folder / re.sub(r"[^\w.=-]+", "-", key)
 
     def may_have(self, data: str) -> bool:
-        """Return whether a data set is available, or can be downloaded because no data folder is set."""
+        """Return whether a data set is available, or can be downloaded as no data folder is set."""
         return self.data_dir is None or is_at_hand(data, self.data_dir)
 
 
 def is_at_hand(data: str, data_dir: Path | None) -> bool:
-    """Return whether a data set comes with the package or is in a data folder, without any download."""
+    """Return whether a data set comes with the package or is in a data folder.
+
+    Data sets that would have to be downloaded do not count.
+    """
     folder = None if data_dir is None else data_dir.expanduser() / data
     return SOURCES[data].hub is None or (
         folder is not None and folder.is_dir() and any(folder.iterdir())
@@ -246,7 +249,10 @@ def is_at_hand(data: str, data_dir: Path | None) -> bool:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """Return the stored pieces of a file by key, and remove an incomplete last line from the file."""
+    """Return the stored pieces of a file by key.
+
+    An incomplete last line is removed from the file.
+    """
     whole = [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
     try:
         pieces = [json.loads(line) for line in whole]

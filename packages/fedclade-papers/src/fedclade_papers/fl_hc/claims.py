@@ -40,7 +40,7 @@ class Cell:
     paper: Sequence[float | None] = (None,) * 4
 
     def after(self, what: str, *, averaged: bool = False) -> list[float]:
-        """Return ``accuracy`` or ``reached`` in the round after the clustering step, for each seed."""
+        """Return ``accuracy`` or ``reached`` right after the clustering step, for each seed."""
         number = self.rounds_before + 1
         return [
             run[what][run["rounds"].index(number)]
