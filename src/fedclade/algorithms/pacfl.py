@@ -181,7 +181,7 @@ class SubspaceQuery(RowQuery):
     def is_valid(self, row: Tensor) -> bool:
         """Return whether vectors are orthonormal, apart from vectors that are zero.
 
-        Vectors that are not could be made close to the vectors of all clients.
+        Longer vectors could have an angle of 0 to the vectors of all clients.
         """
         products = row.double().mT @ row.double()
         lengths = products.diagonal(dim1=-2, dim2=-1).round().clamp(0, 1)

@@ -155,7 +155,7 @@ class PrivateChoice(Algorithm[PrivateChoiceState]):
     def step(
         self, state: PrivateChoiceState, cohort: Sequence[int], clients: Clients, this_round: Round
     ) -> tuple[PrivateChoiceState, RoundLog]:
-        """Run a round of federated learning in every cluster, or let clients choose theirs."""
+        """Run a round of federated learning in every cluster, or let clients choose clusters."""
         if this_round.number <= self.rounds_before or state.chosen:
             parts = train_clusters(state, cohort, clients, this_round)
             return replace(state, tree=move_clusters(state.tree, parts)), log_of(parts)

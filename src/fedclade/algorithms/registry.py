@@ -1,4 +1,4 @@
-"""Methods by their names: the records of fedclade's own, and those of installed packages."""
+"""Methods by name: the records of fedclade's own methods, and of methods in installed packages."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from fedclade.core import (
 
 
 def _record(name: str, algorithm: type[Algorithm], description: str, **details: Any) -> Method:
-    """Return the record of a method of fedclade, whose page and config are named after it."""
+    """Return the record of one of fedclade's methods, with its name for page and config."""
     usual: dict[str, Any] = {
         "scenarios": ("arena", "suite"),
         "config": f"{name}-mnist-label-swap",
@@ -465,7 +465,7 @@ ALGORITHMS: Mapping[str, Method] = {method.name: method for method in METHODS}
 """The records of fedclade's own methods, by name."""
 
 TRUTH = ("true_clusters", "later")
-"""Parameters that are no hyper-parameters: only the oracle gets them, and no file has them."""
+"""Parameters of the oracle that are not hyper-parameters, and are never stored in files."""
 
 
 def method_named(name: object) -> Method:
@@ -572,18 +572,19 @@ def build_algorithm(
     Parameters
     ----------
     name
-        One of :data:`ALGORITHMS` or of an installed package's entry points ``fedclade.algorithms``,
-        or ``module:Class``.
+        A name of :data:`ALGORITHMS` or of an installed package's entry points
+        ``fedclade.algorithms``, or ``module:Class``.
     options
-        Its hyper-parameters; what is left out keeps its default.
+        The hyper-parameters; those that are missing have their defaults.
     true_clusters, later
-        Handed to the ``oracle``, and to nobody else: those at first, and those from some rounds on.
+        The true clusters at the start, and after changes of the data, by round. Only the ``oracle``
+        receives them.
 
     Raises
     ------
     ConfigError
         If the name or an option is unknown, an option is missing, a value is out of range, or the
-        truth that the oracle needs is not known.
+        true clusters that the oracle needs are not known.
     """
     kind = algorithm_class(name)
     owner = f"algorithm {name!r}"

@@ -312,7 +312,10 @@ def measure_iid(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome
 
 
 def measure_curves(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
-    """Measure those of figures 1 to 6 for which data is available, evaluated in every round."""
+    """Measure figures 1 to 6 with FL and FL+HC, evaluated in every round.
+
+    Figures without available data are omitted.
+    """
     claims = list[Claim]()
     series = dict[str, Any]()
     remarks = list[str]()
