@@ -76,10 +76,9 @@ def reproduce(
     data_dir: DataDir = None,
     device: Device = "auto",
 ) -> None:
-    """Measure tables and figures of the papers again, and put the papers' figures beside ours.
+    """Measure tables and figures of the papers again, and compare them with the papers' figures.
 
-    What is measured is kept piece by piece: the same command goes on where an interrupted one
-    stopped.
+    Measured pieces are stored: the same command continues after an interruption.
 
     Example: fedclade reproduce cfl-fig3-theory --scale smoke
     """
