@@ -18,7 +18,7 @@ Where paper and the authors' simulator (FLSim) leave a choice, this file decides
   speeds and equal sizes the method is FedAvg.
 - *Divisor.* Σ s(τ_i) Δ_i is divided by K, the number of updates, as in Algorithm 1 (line 10), so
   that a stale buffer makes a shorter step. FLSim divides by Σ s(τ_i) if its reducer is a weighted
-  average, its own default, and does not divide if the reducer is a weighted sum, the default of its
+  average, its own default, and does not divide if the reducer is a weighted sum, the reducer of its
   asynchronous aggregators. ``divide_by = "staleness"`` is the weighted average; the weighted sum is
   ``eta_g`` multiplied by K.
 - *Momentum.* FLSim's server takes its step by SGD, which may have momentum: V ← m V + mean, w ← w +

@@ -47,7 +47,7 @@ STAGNANT = 0.8
 """Smallest ratio of the late to the early norm of a norm that has stagnated."""
 
 APART = 1.5
-"""Smallest ratio of the final largest norms, incongruent to congruent, that counts as a difference."""
+"""Smallest ratio of final largest norms, incongruent to congruent, that counts as a difference."""
 
 
 def measure(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
