@@ -1,7 +1,7 @@
-"""One paper, one file: the algorithms, by the names that configs use, and what an algorithm is made of.
+"""The federated algorithms, one paper a file, and the classes of which an algorithm consists.
 
-They import clustering and core alone, and see the world as :class:`~fedclade.core.Clients`. Runs,
-configs, the network and the papers import them.
+This package imports only clustering and core, and reaches clients through
+:class:`~fedclade.core.Clients`. Runs, configs, the network and the papers import it.
 """
 
 from __future__ import annotations

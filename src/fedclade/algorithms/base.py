@@ -1,4 +1,4 @@
-"""What an algorithm is: a pure step from one state to the next, with the clients passed in."""
+"""Base classes of federated algorithms: a step from one immutable state to the next."""
 
 from __future__ import annotations
 
@@ -33,27 +33,25 @@ from fedclade.core import (
     require,
 )
 
-# What an algorithm carries from round to round, and how a checkpoint keeps it.
-
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """All that an algorithm carries from round to round. Immutable.
+    """Algorithm state: immutable between rounds and saved in checkpoints.
 
-    An algorithm that keeps more than the tree has a frozen subclass, whose fields are tensors,
-    numbers, tuples of numbers, or true or false. Those that may be missing from a checkpoint have a
+    An algorithm that stores more than the tree defines a frozen subclass. Its fields are tensors,
+    numbers, tuples of numbers, or booleans. Fields that may be missing from a checkpoint have a
     default.
 
     Parameters
     ----------
     tree
-        The clusters and their models; its leaves are what clients train on.
+        The clusters and their models. Clients train on the models of the leaves.
     """
 
     tree: ParameterTree
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return all fields but the tree as tensors by name; what is None or False is left out."""
+        """Return the fields by name as tensors, without the tree and what is None or False."""
         values = {
             each.name: getattr(self, each.name) for each in fields(self) if each.name != "tree"
         }
@@ -65,12 +63,12 @@ class State:
 
     @classmethod
     def from_tensors(cls, tree: ParameterTree, tensors: Mapping[str, Tensor]) -> Self:
-        """Return the state whose :meth:`tensors` these are.
+        """Return the state that :meth:`tensors` turned into these tensors.
 
         Raises
         ------
         CheckpointError
-            If they are those of another class.
+            If the tensors belong to a state of another class.
         """
         hints = get_type_hints(cls)
         needed = {
@@ -88,37 +86,50 @@ class State:
 
 @dataclass(frozen=True, eq=False)
 class OwnState(State):
-    """Of a method whose clients each keep a model of their own: which do, in ascending order."""
+    """State of a method whose clients store a model of their own.
+
+    Parameters
+    ----------
+    keepers
+        Ids of the clients that have such a model, in ascending order.
+    """
 
     keepers: tuple[int, ...]
 
     def rows(self, clients: Sequence[int]) -> list[int]:
-        """Return what clients go on from: those without a model of their own from the first that they are sent."""
+        """Return for each client the row of the model that it trains.
+
+        ``OWN`` stands for the client's own model. Clients without one train row 0, the first model
+        that they are sent.
+        """
         keepers = set(self.keepers)
         return [OWN if client in keepers else 0 for client in clients]
 
     def keepers_after(self, updates: Updates) -> tuple[int, ...]:
-        """Return who keeps a model after some were trained, without those who say that they have lost it."""
+        """Return the ids of the clients that have a model of their own after training.
+
+        Clients that report that they have lost their model are removed.
+        """
         lost = {client for client, why in updates.left_out.items() if why.startswith(KEEPS_NONE)}
         return tuple(sorted({*self.keepers, *updates.ids} - lost))
 
 
 S = TypeVar("S", bound=State, default=Any)
-"""The state of an algorithm."""
+"""Type of an algorithm's state."""
 
 OwnS = TypeVar("OwnS", bound=OwnState, default=OwnState)
-"""That of one whose clients keep models of their own."""
+"""Type of the state of an algorithm whose clients store models of their own."""
 
 
 def _tensor_of(value: Any) -> Tensor:
     if isinstance(value, Tensor):
         return value
-    # numbers in all their digits, or a resumed run would be another
+    # Numbers keep all their digits, or a resumed run would differ from an uninterrupted one.
     return torch.from_numpy(np.atleast_1d(value))
 
 
 def _value_of(hint: Any, tensor: Tensor) -> Any:
-    hint = get_args(hint)[0] if isinstance(hint, UnionType) else hint  # of what may be None
+    hint = get_args(hint)[0] if isinstance(hint, UnionType) else hint  # "X | None": X
     if hint in (bool, int, float):
         return hint(tensor.item())
     return tuple(tensor.tolist()) if get_origin(hint) is tuple else tensor
@@ -126,19 +137,19 @@ def _value_of(hint: Any, tensor: Tensor) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class RoundLog:
-    """What an algorithm reports of a round.
+    """Results of one round that an algorithm reports, such as losses and events.
 
-    The discrepancy is Σ ‖w_i − w‖ over the clients that answered, where w is the model of the
-    client's cluster after the round, in parameter units (FedGroup eq. 4); None if nobody answered,
-    or the run streams and keeps no single updates.
+    The discrepancy is Σ ‖w_i − w‖ over the clients that replied, where w is the model of the
+    client's cluster after the round, in parameter units (FedGroup eq. 4). It is None if no client
+    replied, or if the run streams updates and therefore stores no single ones.
     """
 
-    criteria: Mapping[int, SplitCriteria]  # of each cluster that had answers, by node
-    losses: Mapping[int, float]  # mean training loss of each client that answered
+    criteria: Mapping[int, SplitCriteria]  # by node, for each cluster with replies
+    losses: Mapping[int, float]  # mean training loss of each client that replied
     discrepancy: float | None = None
     events: tuple[Event, ...] = ()  # in the order in which they happened
-    phase: str = "train"  # or what else the round was for
-    # more columns of metrics
+    phase: str = "train"  # or another purpose of the round, such as "split"
+    # further columns of the run's metrics
     numbers: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
 
 
@@ -146,35 +157,35 @@ class Algorithm(ABC, Generic[S]):
     """A federated algorithm: its hyper-parameters, and a step.
 
     Subclasses are frozen dataclasses whose fields are the hyper-parameters, named as in the paper.
-    One of a user's own is named in a config by ``module:Class``, or by an entry point
+    Configs name a user's own algorithm by ``module:Class``, or by an entry point
     ``fedclade.algorithms`` of its package.
 
     Attributes
     ----------
     state_type
-        Of its states: :class:`State`, or a subclass of one's own with what is kept besides the
-        tree.
+        Type of the states: :class:`State`, or a subclass with further fields.
     asks_for
-        What else of their data clients must report besides updates and scores, in words;
-        differential privacy does not cover it.
+        Information about their data that clients must report in addition to updates and scores, in
+        words. Differential privacy does not cover it.
     personal
-        Which part of a model stays with each client where a run does not say: ``head``, ``body`` or
-        ``norm``, see :class:`~fedclade.models.Parts`.
+        Part of a model that stays with each client, unless the run specifies one: ``head``,
+        ``body`` or ``norm``, see :class:`~fedclade.models.Parts`.
     clusters_from
-        The hyper-parameter that says how many clusters there are, at most as many as clients; empty
-        if none does.
+        Name of the hyper-parameter that gives the number of clusters, which is at most the number
+        of clients. Empty if no hyper-parameter does.
     clients_choose
-        Whether each client itself states which cluster's model it trains, as by the lowest loss;
-        see :attr:`Aggregation.leave_out_opposed <fedclade.Aggregation>`.
+        Whether each client itself states which cluster's model it trains, for example by the lowest
+        loss; see :attr:`Aggregation.leave_out_opposed <fedclade.Aggregation>`.
     is_soft
-        Whether every client belongs to all clusters, each to some degree: its leaf is where it
-        belongs most.
+        Whether every client belongs to all clusters, each to some degree. Its leaf is the cluster
+        of the highest degree.
     summary
-        A line for ``fedclade ls algorithms``; the docstring's first, if empty.
+        Line for ``fedclade ls algorithms``. If empty, the first line of the docstring.
     simulated
-        Why it runs in a simulation alone, in words; empty, if it does over a network too.
+        Reason why the algorithm runs only in simulations, in words. Empty if it also runs over a
+        network.
     citation
-        BibTeX for ``fedclade cite``, of what is not in fedclade's own.
+        BibTeX for ``fedclade cite``, for a paper that is not among fedclade's own entries.
 
     Raises
     ------
@@ -194,7 +205,10 @@ class Algorithm(ABC, Generic[S]):
     citation: ClassVar[str] = ""
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Refuse a method ``cohort``, the former name of :meth:`sample_cohort`, which would never be called."""
+        """Refuse a method ``cohort``, the former name of :meth:`sample_cohort`.
+
+        Without this check such a method would silently never be called.
+        """
         super().__init_subclass__(**options)
         if isfunction(vars(cls).get("cohort")):
             raise ConfigError(
@@ -203,84 +217,100 @@ class Algorithm(ABC, Generic[S]):
 
     @property
     def needs_updates(self) -> bool:
-        """Whether a step works on the updates of single clients.
+        """Return whether a step uses the whole updates of single clients.
 
-        One that does with their signatures, and with sums over all clients of a model, says False,
-        and can stream.
+        An algorithm that needs only their signatures, and sums over all clients of a model, returns
+        False, and allows runs that stream updates.
         """
         return True
 
     @property
     def compares(self) -> bool:
-        """Whether a step looks at signatures of updates; without, a stream keeps none."""
+        """Return whether a step uses signatures of updates.
+
+        If not, a run that streams updates stores no signatures.
+        """
         return True
 
     @property
     def asks_for_gradients(self) -> bool:
-        """Whether clients send gradients, which secure aggregation does not mask."""
+        """Return whether clients send gradients, which secure aggregation does not mask."""
         return False
 
     @property
     def trains_outside_cohort(self) -> bool:
-        """Whether clients outside of a round's cohort may train, for whom central privacy does not account."""
+        """Return whether clients outside of a round's cohort may train.
+
+        Central differential privacy does not account for such clients.
+        """
         return False
 
     @property
     def compares_lengths(self) -> bool:
-        """Whether the lengths of updates matter where they are compared, and not their directions alone."""
+        """Return whether comparisons of updates depend on norms in addition to directions."""
         return False
 
     @property
     def discloses(self) -> tuple[str, ...]:
-        """What of each client's data the server must see besides updates and scores, as clients' policies name it.
+        """Kinds of data that the server must see of each client, in addition to updates and scores.
 
-        Such as ``subspaces``. Secure aggregation refuses a method that :attr:`asks_for` something
-        without a name.
+        The names are those that clients' policies use, such as ``subspaces``. Secure aggregation
+        refuses a method with an :attr:`asks_for` for which there is no name.
         """
         return ()
 
     @property
     def initial_models(self) -> int:
-        """How many initial models, each drawn by itself, ``init`` starts from."""
+        """Number of initial models, each drawn separately, that :meth:`init` receives."""
         return 1
 
     def asks(self, clients: int, fraction: float) -> str:
-        """Return :attr:`asks_for` of a run of so many clients with this fraction of them in a round."""
+        """Return :attr:`asks_for` for a run with this number of clients and client fraction."""
         return self.asks_for
 
     def too_short(self, rounds: int) -> str:
-        """Return what a run of so few rounds misses of the method, as a sentence with advice; nothing by default."""
+        """Return a warning if a run of this number of rounds is too short for the method.
+
+        The warning is a sentence with advice on what to change; by default it is empty.
+        """
         return ""
 
     def too_few(self, clients: int) -> str:
-        """Return what a run of so few clients misses of the method, as a sentence with advice; nothing by default."""
+        """Return a warning if a run has too few clients for the method.
+
+        The warning is a sentence with advice on what to change; by default it is empty.
+        """
         return ""
 
     def check_model(self, parameters: int, clients: int, memory: int) -> None:
-        """Check that the hyper-parameters suit the size of the model and the memory; by default they always do.
+        """Check that the hyper-parameters suit the size of the model and the memory.
+
+        By default they always do.
 
         Parameters
         ----------
         parameters
             Number D of trained entries of a model.
         clients
-            How many clients reply at once.
+            Number of clients that reply at once.
         memory
-            Bytes that a round may take.
+            Bytes that a round may use.
 
         Raises
         ------
         ConfigError
-            If a hyper-parameter is too large for them.
+            If a hyper-parameter is too large for the model, the clients or the memory.
         """
 
     def check_clients(self, clients: int) -> None:
-        """Check that there are enough clients for the hyper-parameters, by default for the number of clusters.
+        """Check that there are enough clients for the hyper-parameters.
+
+        By default there must be at least as many clients as clusters.
 
         Raises
         ------
         ConfigError
-            If there are not.
+            If there are too few clients.
         """
         name = self.clusters_from
         count: int | None = getattr(self, name) if name else None
@@ -288,114 +318,148 @@ class Algorithm(ABC, Generic[S]):
         require((f"algorithm.{name}", count, holds, f"at most the number of clients, {clients}"))
 
     def check_data(self, spec: DataSpec) -> None:
-        """Check that the method can go with such examples; by default it can with any.
+        """Check that the method supports examples of this kind; by default it supports all.
 
         Raises
         ------
         ConfigError
-            If it cannot, as it goes by labels where there are none.
+            If it does not, for example because it uses labels and the examples have none.
         """
 
     def check_training(self, spec: LocalTraining) -> None:
-        """Check that the method can go with some local training; by default it can with any.
+        """Check that the method supports this local training; by default it supports any.
 
         Raises
         ------
         ConfigError
-            If it cannot; one line for each setting.
+            If it does not; one line for each setting.
         """
 
     def needs_mean(self, clients: int, fraction: float) -> str:
-        """Return why the method can do with no other rule than the mean, in a run of so many clients, 0 if not known.
+        """Return the reason why the method works with no aggregation rule but the mean.
 
-        ``fraction`` is that of the clients in a round. Empty by default: it can do with all.
+        Empty, as by default, if it works with all rules.
+
+        Parameters
+        ----------
+        clients
+            Number of clients of the run; 0 if it is not known.
+        fraction
+            Fraction of the clients in a round.
         """
         return ""
 
     @property
     def begins_in(self) -> str | None:
-        """The folder of a finished run in whose clusters it begins; by default None."""
+        """Folder of a finished run in whose clusters this algorithm begins; by default None."""
         return None
 
     def init_in(self, tree: ParameterTree, params: Tensor, clients: Clients) -> S:
-        """Return the state before the first round in the clusters of a run's tree, where :attr:`begins_in` names one.
+        """Return the state before the first round, in the clusters of the run :attr:`begins_in`.
 
-        The tree has the run's clients, and models as the server sees them; ``params`` is the
-        initial model ``[S]``.
+        Parameters
+        ----------
+        tree
+            Tree of that run, with the clients of this run and the models as the server sees them.
+        params
+            The initial model, ``[S]``.
+        clients
+            All clients of this run.
         """
         raise NotImplementedError(f"{type(self).__name__} does not begin in the clusters of a run")
 
     @abstractmethod
     def init(self, params: Tensor, clients: Clients) -> S:
-        """Return the state before the first round, from the initial model ``[S]``, or ``[initial_models, S]``."""
+        """Return the state before the first round.
+
+        Parameters
+        ----------
+        params
+            The initial model ``[S]``, or ``[initial_models, S]`` if there are several.
+        clients
+            All clients of the run.
+        """
 
     @abstractmethod
     def step(
         self, state: S, cohort: Sequence[int], clients: Clients, this_round: Round
     ) -> tuple[S, RoundLog]:
-        """Run one round with the sampled clients; return the next state and the round's log."""
+        """Run one round with the sampled clients; return the next state and the round's log.
+
+        Parameters
+        ----------
+        state
+            The state before the round.
+        cohort
+            Ids of the clients sampled for this round.
+        clients
+            All clients; queries go through this object.
+        this_round
+            Round number, seed and local training.
+        """
 
     def finished(self, state: S) -> bool:
-        """Whether the run is at its end, however many rounds it was given."""
+        """Return whether the run ends after this state, even if rounds are left."""
         return False
 
     def sample_cohort(
         self, state: S, fraction: float, draw: np.random.Generator
     ) -> tuple[int, ...]:
-        """Sample the clients of a round: this fraction of every cluster, and at least one of each.
+        """Sample the clients of a round: a fraction of every cluster, at least one client of each.
 
-        Every cluster is a federation of its own (CFL Algorithm 3; FL+HC after its clustering step).
-        So are the stragglers of a node, who did not answer when it was split.
+        Every cluster is a federation by itself (CFL Algorithm 3; FL+HC after its clustering step).
+        So are the stragglers of a node: the clients that did not reply when it was split.
         """
         cohorts = (sample(members, fraction, draw) for members in groups_that_train(state))
         return tuple(chain.from_iterable(cohorts))
 
     def serve(self, state: S, clients: Clients) -> Mapping[int, int]:
-        """Return the node whose model each client is served with: its cluster's."""
+        """Return for each client the node whose model it is evaluated with: its cluster's."""
         return state.tree.leaf_of
 
     def keepers(self, state: S) -> Sequence[int]:
-        """Return the clients that keep a model of their own, and are served with that in place of a node's."""
+        """Return the clients that store a model of their own and are evaluated with it."""
         return ()
 
     def tuned(self, state: S, clients: Clients, this_round: Round) -> S:
-        """Return the state after clients have made what they are evaluated with of what :meth:`step` left.
+        """Return the state after clients prepared the models with which they are evaluated.
 
-        It is called where a run ends in a round that was not to be evaluated
-        (``this_round.evaluated`` was False), and is evaluated after all: what a step does in
-        evaluated rounds only is then done here. By default that is nothing.
+        A run calls this method when it ends in a round that was not to be evaluated
+        (``this_round.evaluated`` was False) but is evaluated after all. It then does the part of
+        :meth:`step` that happens only in evaluated rounds. By default it changes nothing.
         """
         return state
 
     def mixture(self, state: S | None) -> Mixture | None:
-        """Return what the leaves' models are together, where all clients are served with all of them; by default None.
+        """Return the mixture of all leaves' models with which every client is evaluated.
 
-        Without a state it is that which newcomers to a finished run are served with.
+        None, as by default, if each client is evaluated with one model. With ``state=None`` the
+        method returns the mixture for newcomers to a finished run.
         """
         return None
 
     def tunes(self, spec: LocalTraining) -> LocalTraining | None:
-        """Return the training by which a client makes what it is served with of the server's model; by default None.
+        """Return the training that turns the server's model into a client's evaluated model.
 
-        Newcomers to a finished run do so, too.
+        None, as by default, if there is no such training. Newcomers to a finished run take it, too.
         """
         return None
 
     def join(
         self, state: S, ids: Sequence[int], clients: Clients, this_round: Round
     ) -> tuple[S, list[Event]]:
-        """Take newcomers in before a round; return the next state and what happened.
+        """Add newcomers to the tree before a round; return the next state and the events.
 
-        In a tree of cached updates they go down to a leaf (CFL Algorithm 4). Otherwise they begin
-        at the root, and so do those that do not answer: methods that assign clients in every round,
-        or at their first, do so with them.
+        If the tree caches updates, newcomers descend to a leaf (CFL Algorithm 4). Otherwise, or if
+        they do not reply, they begin at the root. Methods that assign clients in every round, or in
+        a client's first one, assign newcomers in the same way.
 
         Parameters
         ----------
         state
-            Before the round.
+            The state before the round.
         ids
-            The newcomers, who are among the clients now.
+            Ids of the newcomers, which are among ``clients`` by now.
         clients, this_round
             As in :meth:`step`.
         """
@@ -409,18 +473,18 @@ class Algorithm(ABC, Generic[S]):
     def assign(
         self, tree: ParameterTree, ids: Sequence[int], clients: Clients, this_round: Round
     ) -> Sequence[Assignment]:
-        """Find a place in the tree for newcomers; it changes nothing.
+        """Find a place in the tree for newcomers, without changing the tree.
 
-        By what the tree has: where updates from before the splits are cached, down the tree by the
-        newcomers' own (CFL Algorithm 4); otherwise to the leaf whose model has the lowest loss on
-        their training data.
+        If the tree caches updates from before the splits, newcomers descend by their own updates
+        (CFL Algorithm 4). Otherwise each gets the leaf whose model has the lowest loss on its
+        training data.
 
         Parameters
         ----------
         tree
-            Of a run, as the server sees it.
+            Tree of a run, as the server sees it.
         ids
-            The newcomers, all of them among the clients.
+            Ids of the newcomers, all of them among ``clients``.
         clients, this_round
             As in :meth:`step`.
         """
@@ -428,26 +492,32 @@ class Algorithm(ABC, Generic[S]):
 
 
 class OwnModels(Algorithm[OwnS]):
-    """An algorithm whose clients each keep a model of their own, which nobody else sees; the tree is the root alone."""
+    """An algorithm whose clients each store a model of their own.
+
+    The server and other clients never see these models. The tree consists of the root.
+    """
 
     state_type = OwnState
 
     @property
     def needs_updates(self) -> bool:
-        """Whether a step works on the updates of single clients."""
+        """Return whether a step uses the whole updates of single clients."""
         return False
 
     @property
     def compares(self) -> bool:
-        """Whether a step looks at signatures of updates."""
+        """Return whether a step uses signatures of updates."""
         return False
 
     def keepers(self, state: OwnS) -> Sequence[int]:
-        """Return the clients that have a model of their own so far; all others are served with the root's."""
+        """Return the clients that have a model of their own so far; others use the root's model."""
         return state.keepers
 
     def tuned(self, state: OwnS, clients: Clients, this_round: Round) -> OwnS:
-        """Return the state after clients :meth:`tune <tunes>` the root's model for themselves, if it is evaluated."""
+        """Return the state after clients :meth:`tune <tunes>` the root's model for themselves.
+
+        The state is unchanged if the round is not evaluated, or if :meth:`tunes` returns None.
+        """
         if not this_round.evaluated or (spec := self.tunes(this_round.spec)) is None:
             return state
         at_home = replace(this_round, spec=spec, purpose="finetune", communicates="nothing")
@@ -459,22 +529,28 @@ class OwnModels(Algorithm[OwnS]):
     def assign(
         self, tree: ParameterTree, ids: Sequence[int], clients: Clients, this_round: Round
     ) -> Sequence[Assignment]:
-        """Give newcomers the root's model; the other models are other clients' own."""
+        """Assign newcomers to the root, since all other models belong to other clients."""
         return assign_to_root(ids)
 
 
 class OneCohort(Algorithm[S]):
-    """An algorithm that samples from all clients at once: who is in which cluster may change in every round."""
+    """An algorithm that samples a round's clients from all clients, not from each cluster.
+
+    It suits methods in which clients may change clusters in every round.
+    """
 
     def sample_cohort(
         self, state: S, fraction: float, draw: np.random.Generator
     ) -> tuple[int, ...]:
-        """Sample the clients of a round: this fraction of all, and at least one."""
+        """Sample the clients of a round: a fraction of all clients, at least one."""
         return sample(state.tree.nodes[0].members, fraction, draw)
 
 
 def groups_that_train(state: State) -> list[tuple[int, ...]]:
-    """Return the groups that a cohort is sampled from: clusters with members, and the stragglers of each node."""
+    """Return the groups of clients from which a cohort is sampled.
+
+    They are the members of each cluster that has any, and the stragglers of each node.
+    """
     clusters = [leaf.members for leaf in state.tree.leaves if leaf.members]
     stragglers = [members for _, members in sorted(state.tree.stragglers.items())]
     return clusters + stragglers
@@ -486,7 +562,7 @@ def sample(members: Sequence[int], fraction: float, draw: np.random.Generator) -
 
 
 def share_of(count: int, fraction: float) -> int:
-    """Return how many clients a fraction of ``count`` clients is: at least one."""
+    """Return a fraction of ``count``, rounded to the nearest integer, at least 1."""
     return max(1, round(fraction * count))
 
 
@@ -496,7 +572,26 @@ def sample_count(members: Sequence[int], count: int, draw: np.random.Generator) 
 
 
 def never_clusters(algorithm: Algorithm[Any], needed: int, rounds: int, setting: str) -> str:
-    """Return that a run of fewer rounds than it takes until clients are clustered is federated averaging."""
+    """Return a warning if a run ends before the method has clustered the clients.
+
+    Such a run is federated averaging.
+
+    Parameters
+    ----------
+    algorithm
+        The method.
+    needed
+        Number of rounds that it needs.
+    rounds
+        Number of rounds of the run.
+    setting
+        Hyper-parameter that reduces the number of rounds needed.
+
+    Returns
+    -------
+    str
+        The warning; empty if the run is long enough.
+    """
     if rounds >= needed:
         return ""
     return (

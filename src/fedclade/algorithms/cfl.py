@@ -187,7 +187,7 @@ class Thresholds(SplitCriterion):
     def _query_compared(
         self, cluster: ClusterUpdate, node: Node, clients: Clients, this_round: Round
     ) -> tuple[Node, Updates, Updates]:
-        """Return what α is computed from, after a further query if the options need one.
+        """Return the updates or gradients that are compared, after a further query if needed.
 
         Returns
         -------
@@ -552,7 +552,7 @@ class CFL(Algorithm[CFLState]):
         return state.stationary
 
     def serve(self, state: CFLState, clients: Clients) -> Mapping[int, int]:
-        """Return the node whose model each client is served with."""
+        """Return for each client the node whose model it is evaluated with."""
         if self.fallback:
             return best_on_validation(state.tree, clients)
         return super().serve(state, clients)
@@ -658,7 +658,10 @@ def _add_absent_members(
 def _find_done_clusters(
     state: CFLState, examined: Sequence[ExaminedCluster], events: Sequence[Event]
 ) -> set[int]:
-    """Return the clusters that are done after a round, and not split or joined by a client in it."""
+    """Return the clusters that are done after a round, and that did not change in it.
+
+    A cluster changes if it is split, or if a client joins it.
+    """
     done = set(state.done or ())
     done.update(cluster.update.node for cluster in examined if cluster.is_done)
     changed = {event.node for event in events if isinstance(event, ClusterSplit | Joined)}

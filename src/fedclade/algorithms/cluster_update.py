@@ -206,7 +206,10 @@ def log_of(
 
 
 def _sum_discrepancies(clusters: Sequence[ClusterUpdate]) -> float | None:
-    """Return the sum of the clusters' discrepancies; None if one is unknown, or no client replied."""
+    """Return the sum of the clusters' discrepancies.
+
+    It is None if a discrepancy is unknown, or if no client replied.
+    """
     discrepancies: list[float] = []
     for cluster in clusters:
         if not cluster.updates.ids:

@@ -1,20 +1,20 @@
 """Ditto: Li, Hu, Beirami, Smith 2021, Algorithm 1.
 
-FedAvg trains a global model w, and beside it every client its own model v_k, which a proximal term
-holds near w: min h_k(v_k; w) = F_k(v_k) + λ/2‖v_k − w‖² (the paper's objective). λ = 0 is local
-training; the larger λ, the nearer to FedAvg.
+FedAvg trains a global model w. In addition every client k trains a personal model v_k that a
+proximal term keeps near w: min h_k(v_k; w) = F_k(v_k) + λ/2‖v_k − w‖² (the paper's objective). With
+λ = 0 this is local training; the larger λ, the nearer to FedAvg.
 
-Where paper and official code leave a choice, this file makes it:
+Where paper and official code leave a choice, this file decides as follows:
 
-- v_k starts from the initial model (official code), that of a client who joins later from w as it
-  is when that first trains; it moves only in rounds in which k is in the cohort. A client that has
-  not trained yet is served with the global model.
-- w is solved for by local training as it is configured. v_k moves by as many epochs of the same,
-  over the same batches (official code), unless ``epochs`` says otherwise: the s local iterations of
-  the algorithm.
-- The global mean is weighted by |D_i| as in FedAvg; the official code's is not. With equal sizes it
-  is the same.
-- v_k never leaves its client, which keeps it and is served with it; the server holds w alone.
+- v_k starts from the initial model (official code); for a client that joins later it starts from w
+  as it is when the client first trains. v_k changes only in rounds in which client k is in the
+  cohort. A client that has not trained yet is evaluated with the global model.
+- w is trained by the configured local training. v_k is trained for as many epochs, over the same
+  batches (official code), unless ``epochs`` specifies another number: these are the s local
+  iterations of the algorithm.
+- The global mean is weighted by |D_i| as in FedAvg; the official code's is not. With equal sizes
+  both are the same.
+- v_k never leaves its client, which stores it and is evaluated with it; the server has only w.
 """
 
 from __future__ import annotations
@@ -32,7 +32,15 @@ from fedclade.core import LARGEST, Clients, ParameterTree, Round, checked, requi
 
 @dataclass(frozen=True, eq=False)
 class DittoState(OwnState):
-    """The initial model, ``[S]``, and which clients start from it, until they all have."""
+    """State of Ditto between rounds.
+
+    Parameters
+    ----------
+    initial
+        The initial model, ``[S]``; None after all clients have trained.
+    untrained
+        Ids of the clients whose personal model will start from the initial model.
+    """
 
     initial: Tensor | None = None
     untrained: tuple[int, ...] = ()
@@ -41,16 +49,18 @@ class DittoState(OwnState):
 @checked()
 @dataclass(frozen=True, kw_only=True)
 class Ditto(OwnModels[DittoState], OneCohort[DittoState]):
-    """Ditto (Li et al. 2021): a personal model of each client beside the global one; the tree is w's alone.
+    """Ditto (Li et al. 2021): each client has a personal model that is kept near the global one.
+
+    The tree contains only the global model w.
 
     Parameters
     ----------
     lam
-        λ, at least 0: how strongly personal models are held near the global one. The official
-        scripts run with 1; a variant there chooses for each client among 0.1, 1 and 2 by its
-        validation loss.
+        λ, at least 0: weight of the proximal term that keeps personal models near the global one.
+        The official scripts use 1; a variant there chooses among 0.1, 1 and 2 for each client by
+        its validation loss.
     epochs
-        Of personal training in a round; as many as of global training if left out.
+        Epochs of personal training in a round. None: as many as of global training.
     """
 
     state_type = DittoState
@@ -71,7 +81,7 @@ class Ditto(OwnModels[DittoState], OneCohort[DittoState]):
         )
 
     def init(self, params: Tensor, clients: Clients) -> DittoState:
-        """Put all clients under the global model; no personal model has been trained."""
+        """Put all clients at the global model; no personal model has been trained yet."""
         return DittoState(
             ParameterTree.root_only(clients.ids, params), (), params, tuple(clients.ids)
         )
@@ -79,7 +89,7 @@ class Ditto(OwnModels[DittoState], OneCohort[DittoState]):
     def step(
         self, state: DittoState, cohort: Sequence[int], clients: Clients, this_round: Round
     ) -> tuple[DittoState, RoundLog]:
-        """Run one round of Algorithm 1: both models start from what w was before it."""
+        """Run one round of Algorithm 1: train w, and v_k near the w from before the round."""
         part = train_root(state, cohort, clients, this_round)
         spec = this_round.spec if self.epochs is None else this_round.spec.in_epochs(self.epochs)
         spec = replace(spec, mu=self.lam)

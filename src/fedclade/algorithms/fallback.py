@@ -1,13 +1,13 @@
-"""Falling back on a more general model: the root's goes on beside the clusters', and validation data chooses.
+"""Fallback on more general models, such as the root's, chosen by validation data.
 
-A client can switch between the models on its path from the root, of which the root's is that of
-plain federated learning (CFL, section V-C). But once the root is split nobody trains its model any
-more, and soon it is far behind. So here it goes on, and a client that is no better off in its
-cluster is served with it.
+A client can use any model on its path from the root, and the root's model is that of plain
+federated learning (CFL, section V-C). But once the root is split, no client trains its model any
+more, and it soon lags far behind. With a fallback the cohort continues to train it, and a client
+that is no better off in its cluster is evaluated with it.
 
-Clients choose together first (:mod:`fedclade.algorithms.fallback`): all of them have the root's
-model or all their leaves', whichever is better on the examples of all; then the members of each
-node, and at last each client by itself, may depart from that (``benchmarks/fallback.py``).
+Clients decide together first: all of them use the root's model or all their leaves' models,
+whichever is better on the examples of all. Then the members of each node, and finally each client
+by itself, may deviate from that (``benchmarks/fallback.py``).
 """
 
 from __future__ import annotations
@@ -22,33 +22,45 @@ from torch import Tensor
 
 from fedclade.core import BESIDE, OWN, Clients, Evaluation, ParameterTree, Round, mean
 
-# Which of several models each client is served with, by validation data.
+# Choice between several models for each client, by validation data.
 #
-# A client's few validation examples tell little: of 60 examples, two models that are right about 92
-# of 100 differ by up to 5 points for no reason. So clients choose together first, then in groups,
-# and at last each by itself. Who comes later departs from what is chosen for more general models if
-# these are better by a standard error of the difference, for others by two, since what more clients
-# have trained is more to be trusted.
+# A client's few validation examples are weak evidence: on 60 examples, two models with an accuracy
+# of about 92 % differ by up to 5 points by chance. So clients choose together first, then in
+# groups, and finally each by itself. A later choice replaces an earlier one by more general models
+# if these are better by one standard error of the difference, and by other models if they are
+# better by two: a model that more clients have trained is more trustworthy.
 
 UP = 1.0
+"""Standard errors by which more general models must be better than the current choice."""
 DOWN = 2.0
-"""By how many standard errors more general models, or others, must be better than what is served."""
+"""Standard errors by which other models must be better than the current choice."""
 
 Served = Mapping[int, int]
-"""The model of each client, by a number: the greater, the more special."""
+"""The model chosen for each client, by a number. Larger numbers are more specialised models."""
 
 
 @dataclass(frozen=True)
 class Scores:
-    """How clients fare with several models: those that answered, with a score that is a number."""
+    """Validation scores of clients with several models.
 
-    merits: Mapping[tuple[int, int], float]  # by client and model
-    examples: Mapping[int, float]  # by client
-    are_shares: bool  # of examples, or something like it
+    It contains the clients that replied, without those for which some score is not a finite number.
+    """
+
+    merits: Mapping[tuple[int, int], float]  # score, by client and model
+    examples: Mapping[int, float]  # number of validation examples, by client
+    are_shares: bool  # whether scores lie in [0, 1] and higher is better, like an accuracy
 
     @classmethod
     def of(cls, pairs: Sequence[tuple[int, int]], answers: Sequence[Evaluation]) -> Scores:
-        """Return the scores of clients with models, in the order of the answers, which are one behind the other."""
+        """Return the scores of pairs of client and model.
+
+        Parameters
+        ----------
+        pairs
+            Client and model of each score, in the order of the concatenated ``answers``.
+        answers
+            Evaluations by the clients.
+        """
         found = Evaluation.concat(answers)
         merits = dict(zip(pairs, found.merit.tolist(), strict=True))
         unclear = {client for (client, _), merit in merits.items() if not isfinite(merit)}
@@ -65,7 +77,7 @@ class Scores:
         )
 
     def total(self, way: Served) -> float:
-        """Return the sum of the scores over all examples of some clients if they are served like this."""
+        """Return the sum of scores over all validation examples, with the models of ``way``."""
         return sum(
             self.examples[c] * self.merits[c, model]
             for c, model in way.items()
@@ -73,11 +85,12 @@ class Scores:
         )
 
     def error(self, way: Served, other: Served) -> float:
-        """Return the standard error of the difference of two totals, at most.
+        """Return an upper bound on the standard error of the difference of two totals.
 
-        Examples about which two models differ are such that one of them gets wrong. Of scores that
-        are no shares, the differences themselves show how much is chance; so one client alone never
-        departs.
+        If scores are shares, two models of a client with scores a and b can differ only on examples
+        that at least one of them gets wrong, at most n (2 − a − b) of n. For other scores the
+        clients' differences themselves estimate the variance, so a single client by itself never
+        deviates.
         """
         variance = 0.0
         for client in (c for c in way if c in self.examples and way[c] != other[c]):
@@ -89,9 +102,17 @@ class Scores:
 
 
 def departed(served: Served, groups: Sequence[Sequence[Served]], scores: Scores) -> dict[int, int]:
-    """Return what clients are served with after one group after the other has looked at its ways.
+    """Return the choice of models after each group in turn has compared its alternatives.
 
-    Each of a group's ways names the models of the same clients; of equals the first is taken.
+    Parameters
+    ----------
+    served
+        The choice so far, with a model for each client.
+    groups
+        Alternatives of each group. All alternatives of a group choose models for the same clients;
+        of equally good ones the first counts.
+    scores
+        Validation scores of all clients with all these models.
     """
     served = dict(served)
     for ways in groups:
@@ -103,33 +124,42 @@ def departed(served: Served, groups: Sequence[Sequence[Served]], scores: Scores)
     return served
 
 
-# Models of the clients' own beside the clusters': each fine-tunes its cluster's, and keeps it where
-# that is better.
+# Fine-tuned copies as further alternatives: each client fine-tunes its cluster's model, and uses
+# the copy if it is better.
 #
-# As in :mod:`~fedclade.algorithms.finetune`, copies are made anew in every round that is evaluated,
-# by a round of local training, and nothing travels for them. Where a model for all goes on beside
-# the clusters', it is fine-tuned as well. What clients are served with, validation data says: what
-# does best on the examples of all; then each cluster, and at last each client, may depart from that
-# (:mod:`~fedclade.algorithms.fallback`).
+# As in :class:`~fedclade.algorithms.FineTune`, copies are made again in every round that is
+# evaluated, by a round of local training, and nothing is sent for them. If a global model is
+# trained in addition to the clusters', it is fine-tuned as well. Validation data decides between
+# them, first for all clients, then for each cluster, and finally for each client, as above.
 
 ROOT = 0
+"""Position of the global model on a client's path in the tree."""
 LEAF = -1
-"""Of a client's path: the model for all, and its cluster's."""
+"""Position of the cluster's model on a client's path in the tree."""
 
 
 def keep_better(
     tree: ParameterTree, starts: Sequence[int], clients: Clients, this_round: Round
 ) -> tuple[int, ...]:
-    """Let all clients fine-tune models on their paths; return who is to be served with a model of its own.
+    """Let all clients fine-tune models on their paths; return the clients that use their copy.
 
     Parameters
     ----------
     tree
-        With the models.
+        The tree with the models.
     starts
-        Which models on a client's path are fine-tuned, the most general first: ``ROOT``, ``LEAF``.
-    clients, this_round
-        All of them, and the round.
+        Positions on a client's path of the models to fine-tune, the most general first: ``ROOT``,
+        ``LEAF``.
+    clients
+        All clients.
+    this_round
+        Round number, seed and local training.
+
+    Returns
+    -------
+    tuple of int
+        Ids of the clients for which a fine-tuned copy was chosen, in ascending order. Each of them
+        stores that copy.
     """
     at_home = replace(this_round, purpose="finetune", communicates="nothing")
     nodes = {client: tree.path(client) for client in clients.ids}
@@ -164,7 +194,8 @@ def keep_better(
     ways = [[dict.fromkeys(group, k) for k in numbers] for group in groups]
     found = departed(max((dict.fromkeys(ids, k) for k in numbers), key=scores.total), ways, scores)
     chosen = {client: starts[k - len(starts)] for client, k in found.items() if k >= len(starts)}
-    for start in starts[:-1]:  # what is tuned last is what they hold
+    # A client stores the copy that it made last, so it makes an earlier copy again.
+    for start in starts[:-1]:
         if again := [client for client in chosen if chosen[client] == start]:
             tuned(again, start)
     return tuple(sorted(chosen))
@@ -178,12 +209,13 @@ def train_beside(
     *,
     weighted: bool = True,
 ) -> Tensor:
-    """Return the root's model ``[S]`` after the cohort has trained it too, as plain federated learning does.
+    """Return the root's model ``[S]`` after the cohort has trained it as well.
 
-    It costs as much as training the clusters' models. Clients draw what they draw there: where
-    everybody trains in every round, the model is that of a FedAvg run of the same seed to the last
-    bit. A cohort was drawn by cluster, from small ones more than their share; so there each
-    cluster's mean counts with all of its members.
+    This is training in addition to that of the clusters' models, at the same cost. Clients make the
+    same random draws as there: if all clients train in every round, the model is bit-identical to
+    that of a FedAvg run with the same seed. A smaller cohort was sampled by cluster and contains a
+    more than proportional share of small clusters. The mean of each cluster is therefore weighted
+    by all of its members.
     """
     root = tree.nodes[0]
     ids = sorted(cohort)
@@ -213,10 +245,10 @@ def train_beside(
 
 
 def best_on_validation(tree: ParameterTree, clients: Clients) -> dict[int, int]:
-    """Return for each client the node on its path that validation data speaks for, as told at the top of this file.
+    """Return for each client the node on its path that validation data favours.
 
-    Of equals it is the deepest, but the root for all. Who does not answer goes with the others in
-    its cluster.
+    Of equally good nodes the deepest is chosen, but when all clients decide together, the root. A
+    client that does not reply follows the others in its cluster.
     """
     paths = {client: [node.id for node in tree.path(client)] for client in clients.ids}
     root = dict.fromkeys(paths, 0)

@@ -1,4 +1,4 @@
-"""FedAvg, and the two ends between which every clustered method lies: no federation, and the true clusters."""
+"""FedAvg, and the two baselines of every clustered method: no federation, and the true clusters."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from fedclade.core import (
 
 
 class _FixedClusters(Algorithm[S]):
-    """Clusters that never change: each is a FedAvg of its own."""
+    """Clusters that never change, each of which is trained by FedAvg."""
 
     @property
     def needs_updates(self) -> bool:
-        """Whether a step works on the updates of single clients."""
+        """Return whether a step uses the whole updates of single clients."""
         return False
 
     @property
     def compares(self) -> bool:
-        """Whether a step looks at signatures of updates."""
+        """Return whether a step uses signatures of updates."""
         return False
 
     def step(
@@ -51,9 +51,10 @@ class _FixedClusters(Algorithm[S]):
 
 @dataclass(frozen=True)
 class FedAvg(_FixedClusters[State]):
-    """Federated averaging: one model for all clients (McMahan et al. 2017; CFL Algorithm 2 without its stopping rule).
+    """Federated averaging: one model for all clients (McMahan et al. 2017).
 
-    With ``mu`` > 0 in the local training it is FedProx (Li et al. 2020).
+    It is CFL Algorithm 2 without its stopping rule. With ``mu`` > 0 in the local training it is
+    FedProx (Li et al. 2020).
     """
 
     def init(self, params: Tensor, clients: Clients) -> State:
@@ -63,26 +64,26 @@ class FedAvg(_FixedClusters[State]):
 
 @dataclass(frozen=True)
 class Local(OwnModels[OwnState]):
-    """No federation: every client trains a model of its own, for as many rounds and epochs as the others.
+    """No federation: every client trains only its own model.
 
-    The models stay with the clients, who are sent the initial one, which the root has, before they
-    first train.
+    It trains for as many rounds and epochs as with other methods. The models stay with the clients.
+    Before its first training a client receives the initial model, which the root stores.
     """
 
     def init(self, params: Tensor, clients: Clients) -> OwnState:
-        """Put all clients under the initial model."""
+        """Put all clients at the initial model."""
         return OwnState(ParameterTree.root_only(clients.ids, params), keepers=())
 
     def sample_cohort(
         self, state: OwnState, fraction: float, draw: np.random.Generator
     ) -> tuple[int, ...]:
-        """Return all clients: none waits for another, whatever the fraction."""
+        """Return all clients whatever the fraction, since no client waits for another."""
         return state.tree.nodes[0].members
 
     def step(
         self, state: OwnState, cohort: Sequence[int], clients: Clients, this_round: Round
     ) -> tuple[OwnState, RoundLog]:
-        """Train every client for one round, at home."""
+        """Let every client of the cohort train its own model for one round."""
         at_home = replace(this_round, communicates="models")
         initial = state.tree.nodes[0].params[None]
         updates = clients.train(cohort, initial, state.rows(cohort), at_home, own=True)
@@ -94,7 +95,7 @@ class Local(OwnModels[OwnState]):
 
 @dataclass(frozen=True, eq=False)
 class OracleState(State):
-    """The true cluster of each leaf."""
+    """State of the oracle: the label of the true cluster of each leaf."""
 
     labels: tuple[int, ...]
 
@@ -102,14 +103,14 @@ class OracleState(State):
 @checked()
 @dataclass(frozen=True)
 class Oracle(_FixedClusters[OracleState]):
-    """FedAvg within the true clusters: what a clustered method could reach at best, had it known them from the start.
+    """FedAvg within the true clusters: the result that a clustered method could reach at best.
 
     Parameters
     ----------
     true_clusters
-        By client. No other algorithm knows it.
+        The true cluster of each client. No other algorithm knows it.
     later
-        Those from some rounds on, by the round, where clients' data changes.
+        True clusters after changes of the clients' data, by the first round in which they hold.
     """
 
     state_type = OracleState
@@ -145,13 +146,13 @@ class Oracle(_FixedClusters[OracleState]):
         return [self.true_clusters, *(self.later[first] for first in sorted(self.later))]
 
     def _now(self, this_round: Round) -> Mapping[int, int]:
-        """Return the true clusters in a round."""
+        """Return the true cluster of each client in a round."""
         return self._all[sum(first <= this_round.number for first in self.later)]
 
     def step(
         self, state: OracleState, cohort: Sequence[int], clients: Clients, this_round: Round
     ) -> tuple[OracleState, RoundLog]:
-        """Run one round of FedAvg in the true clusters, as they are in the round."""
+        """Run one round of FedAvg in the clusters that are the true ones in this round."""
         events: list[Event] = []
         if self.later:
             leaf_of = {label: leaf for leaf, label in enumerate(state.labels, start=1)}
@@ -174,7 +175,7 @@ class Oracle(_FixedClusters[OracleState]):
         Raises
         ------
         ConfigError
-            If one is in a cluster that nobody was in at the start, or in none that is known.
+            If a newcomer's true cluster had no clients at the start, or is not known.
         """
         leaf_of = {label: leaf for leaf, label in enumerate(state.labels, start=1)}
         truth = self._now(this_round)
@@ -185,7 +186,8 @@ class Oracle(_FixedClusters[OracleState]):
         return replace(state, tree=placed), [*events, *membership_events(state.tree, placed)]
 
 
-# Methods whose clients keep a part of their model for themselves: FedAvg of the rest.
+# Methods with personal layers: a part of the model stays with each client, and FedAvg trains the
+# rest. The personal parts are:
 #
 # - FedPer: Arivazhagan, Aggarwal, Singh, Choudhary 2019 (arXiv:1912.00818), Algorithms 1 and 2: the
 #   last layers.
@@ -196,50 +198,52 @@ class Oracle(_FixedClusters[OracleState]):
 # - FedRep: Collins, Hassani, Mokhtari, Shakkottai 2021 (arXiv:2102.07078), Algorithm 1: the head,
 #   trained by itself.
 #
-# Which layers these are is the papers' choice for a model: here the head is the last layer with
-# parameters, and ``model.personal`` names others. Where a paper leaves a choice, or is departed
-# from:
+# The papers choose these layers for each model. Here the head is the last layer with parameters,
+# and ``model.personal`` names others. Choices that a paper leaves open, and departures from papers:
 #
-# - Personal parameters start as the initial model has them, for all clients; in FedPer each draws
-#   its own.
-# - Means are weighted by |D_i| as in FedAvg; FedRep's and FedBN's are not. With equal sizes it is
-#   the same.
+# - Personal parameters of all clients start from the initial model; in FedPer each client draws its
+#   own.
+# - Means are weighted by |D_i| as in FedAvg; FedRep's and FedBN's are not. With equal sizes both
+#   are the same.
 # - FedRep's τ_h steps are epochs over all the client's data, and its single step of the
-#   representation is the local training as it is configured (section 5 has 10 epochs of the head,
-#   then 1 or 5). Both take mini-batches.
+#   representation is the configured local training (section 5 has 10 epochs of the head, then 1 or
+#   5). Both use mini-batches.
 # - FedRep's official code adds a last round that Algorithm 1 does not have: all clients, sampled
 #   before or not, fit their head to the final representation for max(10, τ_h) epochs, and are
-#   scored with it. A method does not know which round is the last, so ``last_fit`` names it; by
-#   default there is no such round.
-# - LG-FedAvg's official code starts from a model that FedAvg has trained, not from a random one,
-#   and shares the last layers up to a number, ``num_layers_keep``, not the head alone; it reports
-#   each client's best round on test data. Here it starts from the initial model, which may be a
-#   trained one, ``model.personal`` names other layers, and the last round is reported.
+#   evaluated with it. A method does not know which round is the last, so ``last_fit`` gives its
+#   number; by default there is no such round.
+# - LG-FedAvg's official code starts from a model trained by FedAvg, not from a random one, and
+#   shares the last ``num_layers_keep`` layers, not only the head; it reports each client's best
+#   round on test data. Here training starts from the initial model, which may be a trained one,
+#   ``model.personal`` can name other layers, and the last round is reported.
 #
-# Any other method gets personal parameters by ``model.personal`` in the same way, and then clusters
-# what is shared.
+# ``model.personal`` gives personal parameters to any other method in the same way; the method then
+# clusters clients by the shared part.
 
 SHORTEST_FIT = 10
-"""Epochs of the last fit of the heads in FedRep's official code, if τ_h is less."""
+"""Smallest number of epochs of the last fit of the heads in FedRep's official code."""
 
 
 @dataclass(frozen=True)
 class FedPer(FedAvg):
-    """FedPer (Arivazhagan et al. 2019): FedAvg of the base layers W_B; the head W_P stays with each client."""
+    """FedPer (Arivazhagan et al. 2019): FedAvg of the base layers, with a personal head.
+
+    The base layers are the paper's W_B; the head W_P stays with each client.
+    """
 
     personal = "head"
 
 
 @dataclass(frozen=True)
 class LGFedAvg(FedAvg):
-    """LG-FedAvg (Liang et al. 2020): FedAvg of the head; the representation below it stays with each client."""
+    """LG-FedAvg (Liang et al. 2020): FedAvg of the head, with a personal representation."""
 
     personal = "body"
 
 
 @dataclass(frozen=True)
 class FedBN(FedAvg):
-    """FedBN (Li et al. 2021): FedAvg of all but normalisation layers, which stay with each client."""
+    """FedBN (Li et al. 2021): FedAvg of all layers except personal normalisation layers."""
 
     personal = "norm"
 
@@ -247,19 +251,22 @@ class FedBN(FedAvg):
 @checked()
 @dataclass(frozen=True, kw_only=True)
 class FedRep(FedAvg):
-    """FedRep (Collins et al. 2021, Algorithm 1): clients fit their head to the representation, then that to the head.
+    """FedRep (Collins et al. 2021): clients train their personal head, then the representation.
+
+    Each round follows Algorithm 1: a client first fits its head to the representation that it
+    received, then the representation to that head.
 
     Parameters
     ----------
     head_epochs
-        τ_h: epochs of the head in a round, with the representation as it was sent. The
-        representation then has those of the local training.
+        τ_h: epochs of training the head in a round, with the representation as received. The
+        representation is then trained for the epochs of the local training.
     last_fit
-        Number of the last round, in which all clients fit their head to the representation, for
-        max(10, τ_h) epochs, and nothing else is trained, as in the authors' code. Left out: there
-        is no such round, as in Algorithm 1. Clients send updates in it as in any round, which are
-        not used: private clients spend a release. Not with central privacy, which accounts for the
-        clients that a round draws.
+        Number of the last round, in which all clients fit their head to the representation for
+        max(10, τ_h) epochs and nothing else is trained, as in the authors' code. None: there is no
+        such round, as in Algorithm 1. In this round clients send updates as in any other, which are
+        not used; with differential privacy they therefore count as a release. It is not available
+        with central privacy, which accounts only for the clients that a round samples.
     """
 
     personal = "head"
@@ -276,11 +283,11 @@ class FedRep(FedAvg):
 
     @property
     def trains_outside_cohort(self) -> bool:
-        """Whether all clients train in one of the rounds, whatever the cohort."""
+        """Return whether all clients train in one of the rounds, whatever the cohort."""
         return self.last_fit is not None
 
     def too_short(self, rounds: int) -> str:
-        """Return that the last fit never happens, if the run has fewer rounds."""
+        """Return a warning if the run has fewer rounds than ``last_fit``."""
         if self.last_fit is None or self.last_fit <= rounds:
             return ""
         return (
@@ -300,10 +307,10 @@ class FedRep(FedAvg):
         )
 
     def _fit_heads(self, state: State, clients: Clients, this_round: Round) -> RoundLog:
-        """Let all clients fit their heads, which they keep. Their updates of the representation are not used.
+        """Let all clients fit and store their heads, and ignore their other updates.
 
-        These updates are sent as in any other round, so that privacy clips them, puts noise on them
-        and books them.
+        Updates of the representation are sent as in any other round, so that privacy clips them,
+        adds noise to them and accounts for them.
         """
         epochs = max(SHORTEST_FIT, self.head_epochs)
         fit = replace(this_round, personal_epochs=epochs)
@@ -311,25 +318,26 @@ class FedRep(FedAvg):
         return replace(log_of(parts), criteria={}, discrepancy=None)  # no model moves
 
 
-# FedAvg, and every client fine-tunes its own copy of the global model: the plainest
-# personalisation.
+# FedAvg with fine-tuning, the simplest personalisation: every client fine-tunes its own copy of the
+# global model.
 #
-# The global model never sees what the copies learn. Copies are made anew from it in every round
-# that is evaluated, since they are what clients are served with; ``evaluate_every`` decides how
-# often. A client that makes none then is served with the global model as it is. Nothing travels for
-# them: a client has the global model, and keeps its copy. Official code that has this baseline (of
-# Ditto, Li et al. 2021) does it once, at the end; the last round's copies are the same either way.
+# The copies do not influence the global model. Clients are evaluated with them, so they are made
+# from it again in every round that is evaluated; ``evaluate_every`` sets how often. A client that
+# makes no copy in such a round is evaluated with the global model. Nothing is sent for the copies:
+# a client has the global model, and stores its copy. Official code with this baseline (of Ditto, Li
+# et al. 2021) fine-tunes once, at the end; the last round's copies are the same either way.
 
 
 @checked()
 @dataclass(frozen=True, kw_only=True)
 class FineTune(OwnModels[OwnState], OneCohort[OwnState]):
-    """FedAvg with local fine-tuning: each client keeps its own copy of the global model.
+    """FedAvg with local fine-tuning: each client stores its own copy of the global model.
 
     Parameters
     ----------
     epochs
-        Of fine-tuning, over the client's training data; all else is as in local training.
+        Epochs of fine-tuning over the client's training data; other settings are those of the local
+        training.
     """
 
     epochs: int = 1
@@ -338,17 +346,17 @@ class FineTune(OwnModels[OwnState], OneCohort[OwnState]):
         require(("algorithm.epochs", self.epochs, self.epochs >= 1, "at least 1"))
 
     def init(self, params: Tensor, clients: Clients) -> OwnState:
-        """Put all clients under the global model; nobody has a copy."""
+        """Put all clients at the global model; no client has a copy yet."""
         return OwnState(ParameterTree.root_only(clients.ids, params), keepers=())
 
     def step(
         self, state: OwnState, cohort: Sequence[int], clients: Clients, this_round: Round
     ) -> tuple[OwnState, RoundLog]:
-        """Run one round of FedAvg; if it is evaluated, let all clients fine-tune what comes out."""
+        """Run one round of FedAvg; if it is evaluated, let all clients fine-tune the result."""
         part = train_root(state, cohort, clients, this_round)
         new = OwnState(move_clusters(state.tree, [part]), keepers=())
         return self.tuned(new, clients, this_round), log_of([part])
 
     def tunes(self, spec: LocalTraining) -> LocalTraining:
-        """Return the fine-tuning."""
+        """Return the local training with ``epochs`` epochs of fine-tuning."""
         return spec.in_epochs(self.epochs)

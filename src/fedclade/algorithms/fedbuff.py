@@ -1,39 +1,42 @@
-"""FedBuff, buffered asynchronous aggregation: Nguyen, Malik, Zhan, Yousefpour, Rabbat, Malek, Huba 2022, Algorithm 1.
+"""FedBuff, buffered asynchronous aggregation (Nguyen et al. 2022), Algorithm 1.
 
-M_c clients train at any time, each from the model as it was when the client began. An update that
-arrives goes into a buffer; once that holds K of them, the server takes one step, w ← w + η_g/K Σ
-s(τ_i) Δ_i, where the staleness τ_i says how many steps the server has taken since client i began,
-and s(τ) = 1/√(1 + τ). A client that has finished is replaced by another at once.
+Nguyen, Malik, Zhan, Yousefpour, Rabbat, Malek, Huba 2022. M_c clients train at any time, each from
+the model as it was when the client began. An update that arrives goes into a buffer. When the
+buffer contains K updates, the server takes one step, w ← w + η_g/K Σ s(τ_i) Δ_i, where the
+staleness τ_i is the number of steps that the server has taken since client i began, and s(τ) =
+1/√(1 + τ). A client that has finished is replaced by another at once.
 
-Here this is a simulation with a virtual clock, and one round is one full buffer of every cluster,
-each of which is a federation with a clock, a buffer and versions of its own. Training is keyed, so
-what a client would have sent is computed when it is due, all clients of a round together. A
-synchronous round would last as long as the slowest of its cohort takes: the largest of
-:meth:`FedBuff.seconds_of`.
+This file simulates the method with a virtual clock. One round is one full buffer of every cluster;
+each cluster is a federation with its own clock, buffer and versions of its model. Random draws of
+training depend on keys, not on the order of training, so an update is computed in the round in
+which it is due, for all clients of that round together. A synchronous round would take as long as
+the slowest client of its cohort: the largest of :meth:`FedBuff.seconds_of`.
 
-Where paper and the authors' simulator (FLSim) leave a choice, this file makes it:
+Where paper and the authors' simulator (FLSim) leave a choice, this file decides as follows:
 
-- Means are not weighted by |D_i|, as in Algorithm 1. With K = M_c = all clients, equal speeds and
-  equal sizes it is FedAvg.
-- Σ s(τ_i) Δ_i is divided by K, the number of updates, as in Algorithm 1 (line 10), so that a stale
-  buffer makes a shorter step. FLSim divides by Σ s(τ_i) where its reducer is a weighted average,
-  its own default, and by nothing where it is a weighted sum, that of its asynchronous aggregators.
-  ``divide_by = "staleness"`` is the weighted average; the weighted sum is ``eta_g`` times K.
-- FLSim's server takes its step by SGD, which may have momentum: V ← m V + mean, w ← w + η_g V.
-  Algorithm 1 has none, and so does FLSim by default; ``server_momentum`` is m. Buffers, such as
-  BatchNorm's, are averaged without it.
-- How long a client trains is drawn anew each time from a half-normal distribution, as FLSim does it
-  for each user (``PerUserHalfNormalDurationDistribution``); or is proportional to its examples; or
-  the same for all. Uploads take no time.
-- Who begins is drawn evenly among the members that neither train nor are in the buffer: no client
-  is twice in one. So a cluster of fewer than K members, or of whom fewer are there, has a buffer of
-  as many as it has, and a small one may have fewer than M_c in training.
-- Of what happens at the same time, updates come first, in the order of the clients' ids, then the
-  server's step, then those that begin.
-- An update that is lost (dropped out, not finite) is missing from the buffer: the step is divided
-  by those that came.
-- The step size is that of the round in which the update arrives, and so are the batches that the
-  client draws.
+- *Weights.* Means are not weighted by |D_i|, as in Algorithm 1. With K = M_c = all clients, equal
+  speeds and equal sizes the method is FedAvg.
+- *Divisor.* Σ s(τ_i) Δ_i is divided by K, the number of updates, as in Algorithm 1 (line 10), so
+  that a stale buffer makes a shorter step. FLSim divides by Σ s(τ_i) if its reducer is a weighted
+  average, its own default, and does not divide if the reducer is a weighted sum, the reducer of its
+  asynchronous aggregators. ``divide_by = "staleness"`` is the weighted average; the weighted sum is
+  ``eta_g`` multiplied by K.
+- *Momentum.* FLSim's server takes its step by SGD, which may have momentum: V ← m V + mean, w ← w +
+  η_g V. Algorithm 1 has none, and neither has FLSim by default; ``server_momentum`` is m. Buffers
+  of the model, such as BatchNorm's, are averaged without it.
+- *Duration.* The duration of a client's training is drawn each time from a half-normal
+  distribution, as FLSim does for each user (``PerUserHalfNormalDurationDistribution``); or it is
+  proportional to the client's number of examples; or equal for all. Uploads take no time.
+- *Selection.* The clients that begin are drawn uniformly from the members that neither train nor
+  are in the buffer, so no client is in a buffer twice. A cluster with fewer than K available
+  members therefore has a smaller buffer, and a small one may have fewer than M_c clients in
+  training.
+- *Ties.* Of simultaneous events, updates come first, in the order of the clients' ids, then the
+  server's step, then the clients that begin.
+- *Lost updates.* An update that is lost (dropped out, not finite) is missing from the buffer: the
+  step is divided by the number of updates that arrived.
+- *Local training.* The step size is that of the round in which the update arrives, and so are the
+  batches that the client draws.
 """
 
 from __future__ import annotations
@@ -65,22 +68,34 @@ from fedclade.core import (
     rng,
 )
 
-# What FedBuff carries from round to round: clocks, who trains, and the models that are still
-# trained from.
-
 Flight = tuple[float, int, int]
-"""A client in training: when it finishes, in virtual seconds; the client; the version that it began from."""
+"""A client in training: its finish time in virtual seconds, its id, and its model's version."""
 
 
 @dataclass(frozen=True, eq=False)
 class FedBuffState(State):
-    """The clock and version of each cluster, who trains, and the models that are still trained from.
+    """State of FedBuff: clocks, clients in training, and old models from which they train.
 
-    Clusters are the leaves of the tree, in their order, and clocks are in virtual seconds. Of those
-    in training ``finishes`` says when each is done, and ``begun`` which version of its cluster's
-    model it has. Models that their clusters have moved on from are the rows of ``old [V, S]``;
-    ``old_node`` and ``old_version`` say what they are. ``velocity [clusters, S]`` is that of each
-    cluster's model, where the server has momentum.
+    Clusters are the leaves of the tree, in their order, and times are in virtual seconds.
+
+    Parameters
+    ----------
+    clocks
+        Clock of each cluster.
+    versions
+        Version of each cluster's model: the number of steps that the server has taken for it.
+    training
+        Ids of the clients in training.
+    begun
+        For each of them, the version of its cluster's model from which it trains.
+    finishes
+        For each of them, the time at which it finishes.
+    old
+        Earlier models of clusters from which some client still trains, ``[V, S]``.
+    old_node, old_version
+        Node and version of each row of ``old``.
+    velocity
+        Momentum V of each cluster's model, ``[clusters, S]``; None if the server has no momentum.
     """
 
     clocks: tuple[float, ...]
@@ -95,12 +110,12 @@ class FedBuffState(State):
 
     @classmethod
     def of(cls, tree: ParameterTree) -> FedBuffState:
-        """Return the state in which nobody has begun."""
+        """Return the state in which no client has begun to train."""
         return cls(tree, (0.0,) * len(tree.leaves), (0,) * len(tree.leaves))
 
 
 def flights_of(state: FedBuffState) -> list[list[Flight]]:
-    """Return those in training of each cluster, as heaps; who has left is not among them."""
+    """Return a heap of the clients in training for each cluster, without clients that have left."""
     place_of = {leaf.id: place for place, leaf in enumerate(state.tree.leaves)}
     heaps: list[list[Flight]] = [[] for _ in place_of]
     for client, begun, finish in zip(state.training, state.begun, state.finishes, strict=True):
@@ -114,7 +129,13 @@ def flights_of(state: FedBuffState) -> list[list[Flight]]:
 def models_of(
     state: FedBuffState, buffers: Sequence[Sequence[Flight]]
 ) -> tuple[Tensor, dict[int, int]]:
-    """Return the models ``[V, S]`` that the clients in the buffers began from, and the row of each client."""
+    """Return the models from which the clients in the buffers began.
+
+    Returns
+    -------
+    tuple
+        The models ``[V, S]``, and the row of each client.
+    """
     now = dict(zip((leaf.id for leaf in state.tree.leaves), state.versions, strict=True))
     rows = dict[tuple[int, int], int]()
     models = list[Tensor]()
@@ -129,9 +150,9 @@ def models_of(
 
 
 def _old(state: FedBuffState, node: int, version: int) -> Tensor:
-    """Return the model that a cluster had as of a version ``[S]``."""
+    """Return a cluster's model ``[S]`` at an earlier version."""
     place = list(zip(state.old_node, state.old_version, strict=True)).index((node, version))
-    assert state.old is not None  # as somebody trains from it
+    assert state.old is not None  # since a client still trains from this model
     return state.old[place]
 
 
@@ -142,7 +163,7 @@ def next_state(
     versions: Sequence[int],
     flights: Sequence[Sequence[Flight]],
 ) -> FedBuffState:
-    """Return the state after a round, with those models that are still needed."""
+    """Return the state after a round, with the earlier models that are still needed."""
     flying = [
         (leaf.id, *flight)
         for leaf, heap in zip(tree.leaves, flights, strict=True)
@@ -171,35 +192,38 @@ def next_state(
 @checked()
 @dataclass(frozen=True, kw_only=True)
 class FedBuff(Algorithm[FedBuffState]):
-    """Buffered asynchronous rounds (Nguyen et al. 2022) in one cluster, or in those of a run; in a simulation alone.
+    """Buffered asynchronous rounds (Nguyen et al. 2022), in simulations only.
+
+    All clients are in one cluster, or in the clusters of a finished run.
 
     Parameters
     ----------
     concurrency
-        How many clients of a cluster train at any time; M_c. The paper has no default, and goes up
-        to thousands.
+        M_c: number of clients of a cluster that train at any time. The paper has no default, and
+        uses up to thousands.
     buffer_size
-        Updates that make a step of the server; K, 10 in the paper's experiments.
+        K: number of updates for one step of the server; 10 in the paper's experiments.
     eta_g
-        The server's step size η_g; the paper tunes it.
+        The server's step size η_g, which the paper tunes.
     discount
-        Exponent a of s(τ) = (1 + τ)^-a, in [0, 1]: 0.5 as in the paper; 0 leaves it out.
+        Exponent a of s(τ) = (1 + τ)^-a, in [0, 1]: 0.5 as in the paper; with 0 staleness has no
+        effect.
     divide_by
-        What Σ s(τ_i) Δ_i of a buffer is divided by: the number of ``updates``, as in Algorithm 1,
-        or Σ s(τ_i), ``staleness``, as by FLSim's weighted average.
+        Divisor of Σ s(τ_i) Δ_i of a buffer: the number of ``updates``, as in Algorithm 1, or Σ
+        s(τ_i), ``staleness``, as in FLSim's weighted average.
     server_momentum
-        Momentum of the server's steps, in [0, 1), as of FLSim's server optimizer; 0 in Algorithm 1.
+        Momentum of the server's steps, in [0, 1), as in FLSim's server optimizer; 0 in Algorithm 1.
     duration
-        How long a client trains: ``half_normal``, ``seconds`` · |z| with z from a standard normal
-        distribution; ``examples``, ``seconds`` for each example that passes; or ``equal``,
-        ``seconds``.
+        Duration of a client's training: ``half_normal``, ``seconds`` · |z| with z from a standard
+        normal distribution; ``examples``, ``seconds`` for each example that passes; or ``equal``,
+        always ``seconds``.
     seconds
-        Virtual seconds, see there.
+        Virtual seconds, as ``duration`` uses them.
     clusters_of
-        Folder of a finished run of the same clients and model, whose clusters it works in; one
-        cluster, if left out.
+        Folder of a finished run of the same clients and model, in whose clusters the method works.
+        None: one cluster.
     from_scratch
-        Whether these clusters begin at the initial model, and not at those of that run.
+        Whether these clusters begin with the initial model instead of the models of that run.
     """
 
     state_type = FedBuffState
@@ -253,7 +277,7 @@ class FedBuff(Algorithm[FedBuffState]):
         return FedBuffState.of(ParameterTree.root_only(clients.ids, params))
 
     def init_in(self, tree: ParameterTree, params: Tensor, clients: Clients) -> FedBuffState:
-        """Begin in the clusters of a tree."""
+        """Return the state before the first round in the clusters of a tree."""
         if self.from_scratch:  # inner nodes stay, as newcomers are compared at their models
             for leaf in tree.leaves:
                 tree = tree.with_model(leaf.id, params)
@@ -261,19 +285,22 @@ class FedBuff(Algorithm[FedBuffState]):
 
     @property
     def begins_in(self) -> str | None:
-        """The folder of the run whose clusters it begins in."""
+        """Folder of the run in whose clusters the method begins."""
         return self.clusters_of
 
     def sample_cohort(
         self, state: FedBuffState, fraction: float, draw: np.random.Generator
     ) -> tuple[int, ...]:
-        """Return all clients: how many of them train says ``concurrency``, whatever the fraction."""
+        """Return all clients whatever the fraction, since ``concurrency`` limits how many train."""
         return tuple(client for leaf in state.tree.leaves for client in leaf.members)
 
     def step(
         self, state: FedBuffState, cohort: Sequence[int], clients: Clients, this_round: Round
     ) -> tuple[FedBuffState, RoundLog]:
-        """Fill the buffer of every cluster, and let the server take a step in each; the cohort may begin."""
+        """Fill the buffer of every cluster, and let the server take a step in each.
+
+        Only clients of the cohort may begin to train.
+        """
         tree = state.tree
         sizes = clients.sizes
         free = set(cohort)
@@ -306,7 +333,7 @@ class FedBuff(Algorithm[FedBuffState]):
             stale = {client: versions[place] - begun for _, client, begun in buffer}
             mine = updates.select([client for client in sorted(stale) if client in came])
             if len(mine.ids) < max(1, this_round.min_clients):
-                continue  # which the log tells
+                continue  # the log reports it
             step = self._mean(mine, stale)
             if velocity is not None:
                 step = _with_momentum(
@@ -320,13 +347,17 @@ class FedBuff(Algorithm[FedBuffState]):
         log = log_of(by_cluster(state.tree, updates, this_round, weighted=False), events)
         numbers = _numbers(events, clocks)
         state = replace(next_state(state, tree, clocks, versions, flights), velocity=velocity)
-        # clients began at several models
+        # No discrepancy, since clients began at several models.
         return state, replace(log, discrepancy=None, numbers=numbers)
 
     def join(
         self, state: FedBuffState, ids: Sequence[int], clients: Clients, this_round: Round
     ) -> tuple[FedBuffState, list[Event]]:
-        """Take newcomers in: down the tree if it has cached updates, otherwise to the leaf of the lowest loss."""
+        """Add newcomers to the tree before a round; return the next state and the events.
+
+        If the tree caches updates, newcomers descend by their own. Otherwise they join the leaf of
+        the lowest loss.
+        """
         state, events = super().join(state, ids, clients, this_round)
         leaves = {leaf.id for leaf in state.tree.leaves}
         lost = [client for client in ids if state.tree.leaf_of[client] not in leaves]
@@ -338,9 +369,9 @@ class FedBuff(Algorithm[FedBuffState]):
     def seconds_of(
         self, clients: Sequence[int], sizes: Mapping[int, int], this_round: Round
     ) -> list[float]:
-        """Return for how many virtual seconds each client trains that begins in a round.
+        """Return the virtual seconds for which each client trains if it begins in this round.
 
-        In another method's round the server waits for the largest of them.
+        With another method the server would wait for the largest of them.
         """
         if self.duration == "equal":
             return [self.seconds] * len(clients)
@@ -362,9 +393,10 @@ class FedBuff(Algorithm[FedBuffState]):
         sizes: Mapping[int, int],
         this_round: Round,
     ) -> tuple[float, list[Flight]]:
-        """Let clients of a cluster begin and finish until K have; return the clock then, and those in the buffer.
+        """Let clients of a cluster begin and finish until K updates are in the buffer.
 
-        ``flights``, a heap, is changed: it has those that still train.
+        Returns the clock at that time and the clients in the buffer. ``flights``, a heap, is
+        changed in place, and then contains the clients that still train.
         """
         flying = {client for _, client, _ in flights}
         idle = sorted(client for client in members if client not in flying)
@@ -391,7 +423,7 @@ class FedBuff(Algorithm[FedBuffState]):
                     return clock, buffer
 
     def _velocity(self, state: FedBuffState) -> Tensor | None:
-        """Return a copy of V of every cluster, ``[clusters, S]``; None without momentum."""
+        """Return a copy of the clusters' momentum V, ``[clusters, S]``; None without momentum."""
         if not self.server_momentum:
             return None
         if state.velocity is not None:
@@ -399,7 +431,10 @@ class FedBuff(Algorithm[FedBuffState]):
         return torch.stack([torch.zeros_like(leaf.params) for leaf in state.tree.leaves])
 
     def _mean(self, updates: Updates, stale: Mapping[int, int]) -> Tensor:
-        """Return Σ s(τ_i) Δ_i over their number or Σ s(τ_i), ``[S]``, or what a robust rule makes of all s(τ_i) Δ_i."""
+        """Return Σ s(τ_i) Δ_i, divided by the number of updates or by Σ s(τ_i), ``[S]``.
+
+        A robust rule replaces the mean of all s(τ_i) Δ_i.
+        """
         deltas = updates.required_deltas
         weights = torch.tensor(
             [(1 + stale[client]) ** -self.discount for client in updates.ids], dtype=torch.float64
@@ -416,13 +451,16 @@ class FedBuff(Algorithm[FedBuffState]):
 
 
 def _with_momentum(step: Tensor, velocity: Tensor, momentum: float, n_parameters: int) -> Tensor:
-    """Return the step of a cluster with momentum, ``[S]``; V ``[S]`` is changed in place, and has no buffers."""
+    """Return a cluster's step with momentum, ``[S]``, and update V ``[S]`` in place.
+
+    V has no entries for the model's buffers.
+    """
     velocity[:n_parameters] = momentum * velocity[:n_parameters] + step[:n_parameters]
     return torch.cat([velocity[:n_parameters], step[n_parameters:]])
 
 
 def _numbers(events: Sequence[Event], clocks: Sequence[float]) -> dict[str, float | None]:
-    """Return the columns of a round: staleness over all clusters, and the clock of the one that is furthest."""
+    """Return a round's metrics: staleness over all clusters, and the most advanced clock."""
     steps = [event for event in events if isinstance(event, Buffered)]
     count = sum(step.clients for step in steps)
     return {

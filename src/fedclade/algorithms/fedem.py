@@ -1,29 +1,30 @@
 """FedEM: Marfoq, Neglia, Bellet, Kameni, Vidal 2021, Algorithm 1.
 
-Every client's distribution is a mixture of M ones that all share: h_t = Σ_m π_tm h_θm. In every
-round each participant receives all M models, finds how likely each has made each of its examples
-(E-step), and from that its weights π_t and an update of every model (M-step). It predicts with the
-weighted mean of all models' probabilities.
+Every client's distribution is a mixture of M distributions that all clients share: h_t = Σ_m π_tm
+h_θm. In every round each participant receives all M models, computes for each of its examples the
+probability that it belongs to each component (E-step), and from these probabilities q its weights
+π_t and an update of every model (M-step). It predicts with the weighted mean of all models'
+probabilities.
 
-Where paper and official code leave a choice, this file makes it:
+Where paper and official code leave a choice, this file decides as follows:
 
-- The M initial models are drawn one by one, as in the official code: from copies of one, all would
-  stay copies. π_t begins uniform.
-- The M-step in θ_m is local training as it is configured, from θ_m, on losses that are multiplied
-  by q_j(m); a batch's sum is divided by the number of its examples, as in the official code: while
-  weights are even, a step is 1/M as long as FedAvg's. All M models see the same batches.
-- The server's mean has the weights |D_t|, as in the paper. The official code takes it over all
-  clients, with old models of those that were not sampled; here a cohort's is its own, as Algorithm
-  1 has it where everybody takes part.
-- π_t and q never leave the client, which keeps π_t. It tells which component it weighs most: that
-  is its leaf in the tree, and nothing else depends on it.
-- A client that has no weights yet (that no cohort has had, or a newcomer) takes one E-step and one
-  M-step in π with the models as they are, from even weights, whenever it is evaluated (the official
-  code's test clients go on from those of the time before); it is in no cluster before it has
-  trained. Newcomers to a finished run stand at the leaf of the lowest training loss, and predict
-  with all models.
-- A model's ``mean_norm`` is that of its step; a client's ``max_norm`` that of its updates of all M
-  models together.
+- *Start.* The M initial models are drawn separately, as in the official code: copies of one model
+  would stay equal. π_t starts uniform.
+- *M-step in θ_m.* It is the configured local training, from θ_m, on losses that are multiplied by
+  q_j(m). A batch's sum is divided by its number of examples, as in the official code: while weights
+  are uniform, a step is 1/M as long as FedAvg's. All M models see the same batches.
+- *Mean.* The server's mean has the weights |D_t|, as in the paper. The official code averages over
+  all clients, with old models of those that were not sampled; here the mean is over the cohort, as
+  in Algorithm 1 when all clients take part.
+- *Disclosure.* π_t and q never leave the client, which stores π_t. The client reports the component
+  with its largest weight: that is its leaf in the tree, and nothing else depends on it.
+- *Clients without weights*, that is newcomers and clients that were never sampled. Whenever such a
+  client is evaluated, it takes one E-step and one M-step in π with the current models, from uniform
+  weights (the official code's test clients continue from their previous weights). It is in no
+  cluster before it has trained. Newcomers to a finished run are assigned to the leaf of the lowest
+  training loss, and predict with all models.
+- *Norms.* A model's ``mean_norm`` is the norm of its step; ``max_norm`` is the largest norm of a
+  client's updates of all M models together.
 """
 
 from __future__ import annotations
@@ -52,14 +53,11 @@ from fedclade.core import (
     unpacked,
 )
 
-# What FedEM and FedRC share: clients train all models, and are served with a mixture of their own
-# of them.
-
 
 class SharedMixture(OneCohort[S]):
-    """An algorithm whose clients train and are served with a mixture of all the leaves' models.
+    """Base of FedEM and FedRC: clients train all models, and each predicts with its own mixture.
 
-    ``clusters`` is their number.
+    The mixture is one of all leaves' models; ``clusters`` is the number of models.
     """
 
     is_soft = True
@@ -68,21 +66,34 @@ class SharedMixture(OneCohort[S]):
 
     @property
     def needs_updates(self) -> bool:
-        """Whether a step works on the updates of single clients."""
+        """Return whether a step uses the whole updates of single clients."""
         return False
 
     @property
     def compares(self) -> bool:
-        """Whether a step looks at signatures of updates."""
+        """Return whether a step uses signatures of updates."""
         return False
 
     @property
     def initial_models(self) -> int:
-        """How many initial models, each drawn by itself, ``init`` starts from."""
+        """Number of initial models, each drawn separately, that :meth:`init` receives."""
         return self.clusters
 
     def star(self, params: Tensor, clients: Clients) -> ParameterTree:
-        """Return a tree with a leaf for each initial model, rows of ``[K, S]``, which must differ; all are empty."""
+        """Return a tree with an empty leaf for each initial model.
+
+        Parameters
+        ----------
+        params
+            Initial models ``[K, S]``, all different.
+        clients
+            All clients of the run.
+
+        Raises
+        ------
+        ConfigError
+            If two of the initial models are equal, and would stay so.
+        """
         models = params.view(-1, params.shape[-1])
         if (found := len(models.unique(dim=0))) < self.clusters:
             name = type(self).__name__.lower()
@@ -95,9 +106,15 @@ class SharedMixture(OneCohort[S]):
     def trained(
         self, state: S, cohort: Sequence[int], clients: Clients, this_round: Round
     ) -> tuple[ParameterTree, Updates, Tensor, RoundLog]:
-        """Let a cohort train; return the tree after the round, the updates, the mean table ``[K, C]``, and the log.
+        """Train all models with a cohort.
 
-        With too few answers all stays as it is.
+        If too few clients reply, the models stay as they are.
+
+        Returns
+        -------
+        tuple
+            The tree after the round, the updates, the mean table ``[K, C]`` (``[K, 0]`` if too few
+            clients replied), and the round's log.
         """
         tree = state.tree
         K = self.clusters
@@ -137,32 +154,38 @@ class SharedMixture(OneCohort[S]):
         )
 
 
-# FedRC: Guo, Tang, Lin 2024, as in their official code: FedEM whose responsibilities are divided by
-# label rates.
+# FedRC: Guo, Tang, Lin 2024, as in their official code: FedEM with responsibilities that are
+# divided by label rates.
 #
-# Clients that differ in their labels alone should share a model, clients that differ in concept
-# should not. So an example belongs to component k not if θ_k has made its label likely, but if that
-# has made it more likely than the label is in k: γ_jk ∝ ω_ik exp(−ℓ_jk) / P̂_k(y_j). ω_ik = mean_j
-# γ_jk; θ_k trains on losses weighted by γ_jk.
+# Clients that differ only in their label distribution should share a model, clients that differ in
+# concept should not. So an example belongs to component k not if θ_k makes its label likely, but if
+# θ_k makes it more likely than the label is within component k: γ_jk ∝ ω_ik exp(−ℓ_jk) / P̂_k(y_j).
+# ω_ik = mean_j γ_jk; θ_k trains on losses weighted by γ_jk.
 #
-# What the header of ``fedem.py`` says holds here too. Where paper and official code leave a choice
-# besides:
+# The decisions at the top of this file apply here too. In addition:
 #
 # - P̂_k(c) is the share of label c in Σ γ_jk over all examples of the clients that took part in the
 #   last round, each sum at least 1e-8 before it is normalised (official code). The official code
-#   adds the tables of the clients that did not take part, as they last were; with everybody in
-#   every round it is the same.
+#   adds the last known tables of the clients that did not take part; if all clients take part in
+# every round, both are the same.
 # - In the first round P̂ is uniform, so that it is a round of FedEM (official code).
-# - Clients that have no weights yet find them with the run's P̂; the official code's test clients
-#   keep a uniform one. Newcomers to a finished run find theirs without P̂, as these do.
-# - A client sends its K × C table as a mean over its examples: it shows how common each label is
-#   with it. With K = 1 its columns are its label counts.
-# - Prediction is soft; the official code can also predict with the largest component alone.
+# - Clients without weights estimate them with the run's P̂; the official code's test clients use a
+#   uniform P̂. Newcomers to a finished run estimate theirs without P̂, like these test clients.
+# - A client sends its K × C table as a mean over its examples: the table discloses how common each
+#   label is in its data. With K = 1 its columns are its label counts.
+# - Prediction uses all components; the official code can also predict with the largest component
+#   alone.
 
 
 @dataclass(frozen=True, eq=False)
 class FedRCState(State):
-    """P̂ ``[K, C]``: how common each label is in each component; None before the first round."""
+    """State of FedRC between rounds.
+
+    Parameters
+    ----------
+    rates
+        P̂ ``[K, C]``: the frequency of each label in each component; None before the first round.
+    """
 
     rates: Tensor | None = None
 
@@ -170,7 +193,7 @@ class FedRCState(State):
 @checked()
 @dataclass(frozen=True, kw_only=True)
 class FedRC(SharedMixture[FedRCState]):
-    """FedRC (Guo et al. 2024): FedEM that does not part clients by their labels alone.
+    """FedRC (Guo et al. 2024): FedEM that does not separate clients by their labels alone.
 
     Parameters
     ----------
@@ -192,7 +215,7 @@ class FedRC(SharedMixture[FedRCState]):
         return Mixture(by_label=True, rates=None if state is None else state.rates)
 
     def init(self, params: Tensor, clients: Clients) -> FedRCState:
-        """Take the initial models ``[K, S]``, which must differ; nobody has trained yet."""
+        """Return the state with the initial models ``[K, S]``, which must all differ."""
         return FedRCState(self.star(params, clients))
 
     def step(
@@ -207,7 +230,7 @@ class FedRC(SharedMixture[FedRCState]):
 @checked()
 @dataclass(frozen=True, kw_only=True)
 class FedEM(SharedMixture[State]):
-    """FedEM (Marfoq et al. 2021): M models, and every client a mixture of its own of them.
+    """FedEM (Marfoq et al. 2021): M models, of which every client uses its own mixture.
 
     Parameters
     ----------
@@ -228,7 +251,7 @@ class FedEM(SharedMixture[State]):
         return Mixture()
 
     def init(self, params: Tensor, clients: Clients) -> State:
-        """Take the initial models ``[M, S]``, which must differ; nobody has trained yet."""
+        """Return the state with the initial models ``[M, S]``, which must all differ."""
         return State(self.star(params, clients))
 
     def step(

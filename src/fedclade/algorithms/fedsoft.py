@@ -1,34 +1,35 @@
 """FedSoft: Ruan and Joe-Wong 2022 (AAAI; arXiv:2112.06053), Algorithm 1.
 
-A client's data is a mixture of what K clusters have. Its importance weight u_ik is the share of its
-examples for which the k-th centre has the least loss. In each round every cluster draws S clients
-with probability v_ik = u_ik n_i / Σ_j u_jk n_j; each client that is drawn by any of them trains its
-own model w_i once, held near all centres: min f_i(w) + λ/2 Σ_k u_ik ‖w − c_k‖². A centre becomes
-the mean of the models of the clients that it drew.
+A client's data is a mixture of the data of K clusters. Its importance weight u_ik is the share of
+its examples for which the k-th centre has the lowest loss. In each round every cluster draws S
+clients with probability v_ik = u_ik n_i / Σ_j u_jk n_j. Each client that any cluster draws trains
+its own model w_i once, near all centres: min f_i(w) + λ/2 Σ_k u_ik ‖w − c_k‖². A centre becomes the
+mean of the models of the clients that its cluster drew.
 
-Where paper and official code leave a choice, this file makes it:
+Where paper and official code leave a choice, this file decides as follows:
 
-- The centres are drawn one by one, and so is one model that all clients start from, as in the
-  official code.
-- The proximal terms are one, λ/2 ‖w − Σ_k u_ik c_k‖² and a constant, so one vector goes down in
-  place of K. To that end the u_ik of a client, of which those of no example are σ, are divided by
-  their sum; in the code that is up to 1 + (K − 1) σ.
-- Importance is estimated in round 1 and every ``estimate_every`` rounds, by the clients of that
-  round; who is met first in between estimates then. Where two centres have the same loss, the first
-  has the example.
-- Where a cluster would draw all clients of the round, or more than there are, they all take part,
-  and the centre is their mean by v_ik (paper, "full participation"). In the code a draw of all has
-  equal weights, which makes all centres one. A draw of more clients than a cluster has pulls its
-  centre towards the others' for the same reason.
-- w_i never leaves its client but as the difference to the point that it is held near. The client
-  keeps it and is served with it. One that has not trained yet is served with the centre of its
-  largest weight, and one that has no weights with the mean of the centres.
-- A client is shown in the cluster of its largest weight. A newcomer to a running run estimates its
-  importance, and trains from where all began; one to a finished run gets the centre of the lowest
-  loss.
-- The code shuffles no batches, and keeps a client's Adam from round to round; here local training
-  is as it is configured (``local.keep_state``).
-- Defaults are those of the official main program, for CIFAR-10; its solver for MNIST has λ = 0.1.
+- *Start.* The centres are drawn separately, and so is one model from which all clients start, as in
+  the official code.
+- *Proximal term.* The K proximal terms equal λ/2 ‖w − Σ_k u_ik c_k‖² and a constant, so a client
+  receives one vector instead of K. For this the u_ik of a client are divided by their sum. A
+  cluster that is best for no example has u_ik = σ, so in the code the sum is up to 1 + (K − 1) σ.
+- *Importance.* It is estimated in round 1 and every ``estimate_every`` rounds, by the clients of
+  that round. A client that is first sampled in between estimates it then. If two centres have the
+  same loss, the example counts for the first.
+- *Full participation.* If a cluster would draw all clients of the round, or more than there are,
+  all of them take part, and the centre is their mean by v_ik (paper, "full participation"). In the
+  code a draw of all clients has equal weights, which makes all centres equal. For the same reason,
+  a draw of more clients than a cluster has pulls its centre towards the others.
+- *Clients' models.* w_i leaves its client only as the difference to the point near which it is
+  trained. The client stores it and is evaluated with it. A client that has not trained yet is
+  evaluated with the centre of its largest weight, and a client without weights with the mean of the
+  centres.
+- *Tree.* A client is shown in the cluster of its largest weight. A newcomer during a run estimates
+  its importance, and trains from the common initial model; a newcomer to a finished run gets the
+  centre of the lowest loss.
+- *Local training.* The code shuffles no batches, and a client's Adam state lasts from round to
+  round; here local training is as configured (``local.keep_state``).
+- *Defaults* are those of the official main program, for CIFAR-10; its solver for MNIST has λ = 0.1.
 """
 
 from __future__ import annotations
@@ -58,22 +59,30 @@ from fedclade.core import (
 )
 
 Weights = NDArray[np.float64]
-"""Of clients in clusters: u or v, ``[n, K]``."""
+"""Weights of clients in clusters: u or v, ``[n, K]``."""
 
 SIGMA = 1e-4
-"""σ, of the official code: the share of a cluster that is best for no example."""
+"""σ of the official code: the weight of a cluster that is best for none of a client's examples."""
 
 
 @dataclass(frozen=True, eq=False)
 class FedSoftState(OwnState):
-    """The importance weights u, float64 ``[m, K]``, and of which clients they are, in ascending order."""
+    """State of FedSoft between rounds.
+
+    Parameters
+    ----------
+    importance
+        The importance weights u, float64 ``[m, K]``.
+    ids
+        Clients of the rows of ``importance``, in ascending order.
+    """
 
     importance: Tensor | None = None
     ids: tuple[int, ...] = ()
 
     @property
     def weights(self) -> dict[int, Weights]:
-        """The importance weights ``[K]`` by client."""
+        """Importance weights ``[K]`` of each client."""
         return (
             {}
             if self.importance is None
@@ -84,19 +93,19 @@ class FedSoftState(OwnState):
 @checked()
 @dataclass(frozen=True, kw_only=True)
 class FedSoft(OneCohort[FedSoftState]):
-    """FedSoft (Ruan and Joe-Wong 2022): clients that belong to several clusters, each with a model of its own.
+    """FedSoft (Ruan and Joe-Wong 2022): clients belong to several clusters and have own models.
 
     Parameters
     ----------
     clusters
         Number K of centres.
     lam
-        λ, at least 0: how strongly clients' models are held near the centres.
+        λ, at least 0: weight of the proximal term that keeps clients' models near the centres.
     selection
-        S: how many clients each cluster draws in a round; if there are no more than that, all take
-        part.
+        S: number of clients that each cluster draws in a round. If a round has no more clients than
+        that, all of them take part.
     estimate_every
-        τ: after how many rounds clients estimate their importance again.
+        τ: number of rounds after which clients estimate their importance again.
     """
 
     state_type = FedSoftState
@@ -125,16 +134,20 @@ class FedSoft(OneCohort[FedSoftState]):
 
     @property
     def compares(self) -> bool:
-        """Whether a step looks at signatures of updates."""
+        """Return whether a step uses signatures of updates."""
         return False
 
     @property
     def initial_models(self) -> int:
-        """How many initial models, each drawn by itself, ``init`` starts from."""
+        """Number of initial models: the centres, and the first model of all clients."""
         return self.clusters + 1
 
     def needs_mean(self, clients: int, fraction: float) -> str:
-        """Return that where all clients take part in all centres, these differ by the weights of a mean alone."""
+        """Return the reason why only the mean works if all clients take part in all centres.
+
+        In that case the centres differ only by the weights of their means, which other rules
+        ignore.
+        """
         in_round = round(fraction * clients)
         if not clients or self.selection < in_round:
             return ""
@@ -145,7 +158,10 @@ class FedSoft(OneCohort[FedSoftState]):
         )
 
     def init(self, params: Tensor, clients: Clients) -> FedSoftState:
-        """Take the centres and the clients' first model from ``params [K + 1, S]``; nobody has trained."""
+        """Return the state with the initial models ``[K + 1, S]``, which must all differ.
+
+        The first K are the centres, and the last is the model from which all clients start.
+        """
         if (found := len(params.unique(dim=0))) < self.initial_models:
             needed = f"fedsoft needs {self.initial_models} different initial models"
             raise ConfigError(f"{needed}, got {found}; let them depend on the seed")
@@ -157,7 +173,7 @@ class FedSoft(OneCohort[FedSoftState]):
     def step(
         self, state: FedSoftState, cohort: Sequence[int], clients: Clients, this_round: Round
     ) -> tuple[FedSoftState, RoundLog]:
-        """Run one round: importance, where it is due, the draws, the local training, and the centres."""
+        """Run one round: importance weights (if due), draws, local training, and new centres."""
         before = state.tree
         cohort = sorted(cohort)
         here = set(clients.ids)
@@ -177,7 +193,7 @@ class FedSoft(OneCohort[FedSoftState]):
         v = u * np.array([[clients.sizes[client]] for client in there])
         draws = self._draws(v / v.sum(0), this_round)
         centres = torch.stack([leaf.params for leaf in tree.leaves])
-        near = torch.from_numpy(u).to(centres) @ centres  # of each client, [n, S]
+        near = torch.from_numpy(u).to(centres) @ centres  # proximal point of each client, [n, S]
         drawn = np.flatnonzero((draws > 0).any(1)).tolist()
         ids = [there[i] for i in drawn]
         models = torch.cat([tree.nodes[0].params[None], near[drawn]])
@@ -205,13 +221,16 @@ class FedSoft(OneCohort[FedSoftState]):
         )
 
     def keepers(self, state: FedSoftState) -> Sequence[int]:
-        """Return the clients that have a model of their own so far, and are served with it."""
+        """Return the clients that have a model of their own so far, and are evaluated with it."""
         return state.keepers
 
     def _importance(
         self, ids: Sequence[int], tree: ParameterTree, clients: Clients
     ) -> Mapping[int, Weights]:
-        """Return u of each client that answers, from how many of its examples each centre is best for."""
+        """Return the importance weights u of each client that replies.
+
+        They are the shares of its examples for which each centre has the lowest loss.
+        """
         models, rows = tree.models([leaf.id for leaf in tree.leaves])
         each = [client for client in ids for _ in rows]
         found = clients.evaluate(each, models, [*rows] * len(ids), "train", compares=True)
@@ -224,7 +243,10 @@ class FedSoft(OneCohort[FedSoftState]):
         )
 
     def _draws(self, v: Weights, this_round: Round) -> Weights:
-        """Return how much each of n clients counts in each centre, ``[n, K]``: 1 or 0, or v where all take part."""
+        """Return the weight of each of n clients in each centre, ``[n, K]``.
+
+        Weights are 1 for drawn clients and 0 for others, or v if all clients take part.
+        """
         if self.selection >= len(v):
             return v
         draw = this_round.generator("selection")
@@ -235,10 +257,10 @@ class FedSoft(OneCohort[FedSoftState]):
 
 
 def _centre(before: Tensor, local: Tensor, share: Weights, updates: Updates) -> Tensor:
-    """Return a centre ``[S]``: the mean of clients' models ``[n, S]`` by their shares in it.
+    """Return a centre ``[S]``: the mean of clients' models ``[n, S]``, weighted by their shares.
 
-    By a robust rule it moves by what that makes of how far those are from it that were drawn, all
-    alike.
+    With a robust rule, the rule is applied to the differences between the drawn clients' models and
+    the old centre, all with equal weight, and the centre moves by the result.
     """
     if updates.aggregation is None:
         return torch.from_numpy(share).to(local) @ local
@@ -247,7 +269,7 @@ def _centre(before: Tensor, local: Tensor, share: Weights, updates: Updates) -> 
 
 
 def _kept(weights: Mapping[int, Weights]) -> dict[str, Tensor | tuple[int, ...] | None]:
-    """Return the fields of a state that keep importance weights."""
+    """Return the fields of a state that store importance weights."""
     ids = tuple(sorted(weights))
     return {
         "importance": torch.from_numpy(np.stack([weights[c] for c in ids])) if ids else None,
@@ -256,7 +278,7 @@ def _kept(weights: Mapping[int, Weights]) -> dict[str, Tensor | tuple[int, ...] 
 
 
 def _discrepancy(tree: ParameterTree, updates: Updates, local: Tensor) -> float:
-    """Return Σ ‖w_i − c‖ over the clients that trained, from the centre of the cluster that each is shown in."""
+    """Return Σ ‖w_i − c‖ over the clients that trained, with the centre c of each client's leaf."""
     D = updates.n_parameters
     models = [tree.nodes[tree.leaf_of[client]].params for client in updates.ids]
     return float(row_norms((local - torch.stack(models))[:, :D]).sum())

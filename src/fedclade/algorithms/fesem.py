@@ -1,23 +1,26 @@
-"""Federated Stochastic Expectation Maximization: Xie, Long, Shen, Zhou, Wang, Jiang, Zhang 2020, Algorithm 1.
+"""FeSEM, Federated Stochastic Expectation Maximization (Xie et al. 2020), Algorithm 1.
 
-Each of k centres is a model. A client trains from its centre to a local model W_i; in the E-step it
-goes to the centre that is nearest to W_i in parameter space; in the M-step a centre becomes the
-mean of the local models that went to it.
+Xie, Long, Shen, Zhou, Wang, Jiang, Zhang 2020. Each of k centres is a model. A client trains from
+its centre to a local model W_i. In the E-step the client is assigned to the centre that is nearest
+to W_i in parameter space; in the M-step a centre becomes the mean of the local models assigned to
+it.
 
-Where the paper leaves a choice, this file makes it:
+Where the paper leaves a choice, this file decides as follows:
 
-- All clients begin at one model, as nothing can be told from the distance to centres that were
-  drawn at random: local training moves a client by far less than such centres lie apart. The first
-  centres are the means of k clusters of the first local models by Ward's method, which minimises
-  the same sum of squares as the E- and the M-step and draws nothing. (The code published with the
-  paper runs five iterations of k-means from k of the local models.)
-- Distances are between parameters; buffers, such as BatchNorm's, are averaged but not compared.
+- *Initial centres.* All clients begin at one model, because distances to randomly drawn centres are
+  not informative: local training moves a client by far less than the distance between such centres.
+  The first centres are the means of k clusters of the first local models by Ward's method, which
+  minimises the same sum of squares as the E- and the M-step and needs no random draws. (The code
+  published with the paper runs five iterations of k-means from k of the local models.)
+- *Distances* are between parameters; buffers, such as BatchNorm's, are averaged but not compared.
   (That code compares one layer.)
-- Means are weighted by |D_i| as in FedAvg; the paper's are not. With equal sizes it is the same.
-- With a client fraction below 1, both steps see the cohort alone: a local model of an earlier round
-  belongs to centres that have moved on. Clients that no cohort has had yet are in no cluster; they
-  start from, and are served with, the mean of the centres, weighted by their numbers of members.
-- A centre that no local model goes to, or fewer than ``min_clients``, stays where it is.
+- *Weights.* Means are weighted by |D_i| as in FedAvg; the paper's are not. With equal sizes both
+  are the same.
+- *Client fraction below 1.* Both steps use only the cohort: a local model of an earlier round
+  belongs to centres that have moved since. Clients that were never sampled are in no cluster; they
+  start from, and are evaluated with, the mean of the centres, weighted by their numbers of members.
+- *Empty centres.* A centre to which no local model is assigned, or fewer than ``min_clients``, does
+  not move.
 """
 
 from __future__ import annotations
@@ -46,7 +49,9 @@ from fedclade.core import (
 @checked()
 @dataclass(frozen=True, kw_only=True)
 class FeSEM(OneCohort[State]):
-    """Multi-center federated learning (Xie et al. 2020): k-means on local models, one iteration a round.
+    """Multi-center federated learning (Xie et al. 2020): k-means on local models.
+
+    Each round is one iteration.
 
     Parameters
     ----------
@@ -62,7 +67,7 @@ class FeSEM(OneCohort[State]):
         require(("algorithm.clusters", self.clusters, self.clusters >= 1, "at least 1"))
 
     def init(self, params: Tensor, clients: Clients) -> State:
-        """Put every centre at the initial model, and no client to any of them."""
+        """Put every centre at the initial model, and assign no client."""
         return State(ParameterTree.star([()] * self.clusters, params, unassigned=clients.ids))
 
     def step(
@@ -83,7 +88,7 @@ class FeSEM(OneCohort[State]):
             merges = agglomerate(compute_distances(local[:, :D], "l2"), "ward")
             labels = torch.from_numpy(cut(merges, min(self.clusters, len(local))))
             centres = _means(local, updates, labels, centres)
-        # E-step; exact distances, not those of a matrix product, which forgets small ones.
+        # E-step. A matrix product would be faster, but loses small distances to rounding.
         apart = torch.cdist(
             local[:, :D], centres[:, :D], compute_mode="donot_use_mm_for_euclid_dist"
         )
@@ -96,7 +101,7 @@ class FeSEM(OneCohort[State]):
             moved = moved.with_model(leaf.id, centre)
         members = torch.tensor([len(leaf.members) for leaf in moved.leaves]).to(centres)
         moved = moved.with_model(0, members @ centres / members.sum())
-        # where they went to counts
+        # min_clients applies to the centres to which clients are assigned, not to those they left.
         came = by_cluster(tree, updates, replace(this_round, min_clients=0))
         gone = nearest.bincount(minlength=len(centres)).tolist()
         too_few = [
@@ -112,7 +117,10 @@ class FeSEM(OneCohort[State]):
 def _means(
     local: Tensor, updates: Updates, labels: Tensor, otherwise: Tensor, least: int = 1
 ) -> Tensor:
-    """Return the weighted mean of the models ``[n, S]`` of each label, ``[k, S]``; where there are too few, another."""
+    """Return the weighted mean of the models ``[n, S]`` with each label, ``[k, S]``.
+
+    A label with fewer than ``least`` models gets its row of ``otherwise``.
+    """
     means = otherwise.clone()
     sizes = updates.sizes.to(local)
     for k in labels.unique().tolist():

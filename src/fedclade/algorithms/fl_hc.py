@@ -207,7 +207,7 @@ class FLHC(Algorithm[FLHCState]):
 
     @property
     def needs_updates(self) -> bool:
-        """Return whether the clustering step uses single clients' whole updates, not only signatures."""
+        """Return whether the clustering step uses clients' whole updates, not only signatures."""
         return self.compare == "parameters" or self.keep_updates
 
     @property

@@ -1,28 +1,33 @@
-"""FlexCFL: Duan, Liu, Ji, Wu, Liang, Chen, Tan 2021 (TPDS; arXiv:2108.09749), FedGroup's successor.
+"""FlexCFL: Duan, Liu, Ji, Wu, Liang, Chen, Tan 2021 (TPDS; arXiv:2108.09749).
 
-Groups are found as in FedGroup (:mod:`~fedclade.algorithms.fedgroup`, with Algorithms 2 to 4
-there). New are: clients that notice that the labels of their data have shifted leave their group
-and are cold again; cold clients pre-train from the *initial* model, and join the group whose
-*first* update is most like theirs, by (1 − cos)/2; and a group's step along the others' models is
-an average, (w_j + Σ_{l≠j} η_G/‖w_l‖ w_l) / (1 + Σ_{l≠j} η_G/‖w_l‖), the paper's eq. 4.
+The method is the successor of FedGroup, and finds groups as FedGroup does
+(:mod:`~fedclade.algorithms.fedgroup`, with Algorithms 2 to 4 there). It differs in three points:
 
-Where the paper leaves a choice, this file does as the authors' code does, but for what is said
-here:
+1. Clients that detect a shift of their labels leave their group and are cold again.
+2. Cold clients pre-train from the *initial* model, and join the group whose *first* update is most
+   similar to theirs, by (1 − cos)/2.
+3. A group's step along the others' models is an average, (w_j + Σ_{l≠j} η_G/‖w_l‖ w_l) / (1 +
+   Σ_{l≠j} η_G/‖w_l‖), the paper's eq. 4.
 
-- In every round all clients, in the cohort or not, compare the counts of their labels with those of
-  before (:class:`ShiftQuery`), and say only whether they have shifted. The distance takes the
-  counts for samples (code), so labels that trade places are no shift: a whole permutation of labels
-  goes unnoticed, as does all that changes images alone. ``by_label`` compares label by label.
-- The counts are compared with those of the first round that a client is asked in, and of the last
-  that it said shifted in; so many small shifts add up (code). The threshold goes by the number of
-  examples then; in the code by the first.
-- All clients that have shifted migrate at once, at the start of the round (code); one that does not
-  answer when it pre-trains is in no group until it is sampled.
-- Pre-training takes 50 mini-batches (code; in the paper's earlier version an epoch), V has as many
-  columns as there are groups, and who did not pre-train for the groups does so in the first round
-  that it is sampled in (code).
-- A group that everybody has left takes no part in eq. 4 and in the global model (code), which is
-  the mean of the other groups' models; who is in no group is served with it.
+Where the paper leaves a choice, this file follows the authors' code, marked "(code)", with the
+departures that are named here:
+
+- *Detection of shifts.* In every round all clients, in the cohort or not, compare the counts of
+  their labels with earlier counts (:class:`ShiftQuery`), and report only whether they have shifted.
+  The distance treats the counts as samples (code), so it does not detect labels that trade places:
+  a permutation of all labels goes unnoticed, as does any change of the images alone. ``by_label``
+  compares label by label.
+- *Earlier counts* are those of the round in which the client was first queried, or in which it last
+  reported a shift, so that many small shifts add up (code). The threshold depends on the number of
+  examples at that time; in the code on the first number.
+- *Migration.* All clients that have shifted migrate at once, at the start of the round (code). A
+  client that does not reply when it pre-trains is in no group until it is sampled.
+- *Pre-training* takes 50 mini-batches (code; in the paper's earlier version one epoch). V has as
+  many columns as there are groups. A client that did not pre-train in the group cold start does so
+  in the first round for which it is sampled (code).
+- *Empty groups.* A group that all clients have left takes no part in eq. 4 and in the global model
+  (code), which is the mean of the other groups' models. Clients without a group are evaluated with
+  the global model.
 - ``eta_g`` is 0 in the code, and 0.1 in its example.
 """
 
@@ -55,20 +60,20 @@ from fedclade.core import (
 )
 
 LABELS = "labels"
-"""Name under which a client stores how many examples of each label it had, int64 ``[C]``."""
+"""Name under which a client stores its earlier number of examples of each label, int64 ``[C]``."""
 
 
 @dataclass(frozen=True, eq=False)
 class ShiftQuery(RowQuery):
-    """Query whether the labels of the training data have shifted since a client last said so.
+    """Query whether labels of the training data have shifted since the last reported shift.
 
     The reply is bool ``[n]``; clients that do not reply have not shifted.
 
-    Each client compares how many examples of each of C labels it has with the counts of when it was
-    first queried, or last said that they had shifted: n examples then. Labels have shifted if the
-    distance is above ``share · n/C``. The distance is Σ|a − b|/C over the two lists of counts, each
-    in ascending order, which is SciPy's ``wasserstein_distance`` of counts that are taken for
-    samples, and does not see that labels trade places.
+    Each client compares its numbers of examples of C labels with the numbers from when it was first
+    queried, or last reported a shift; it had n examples then. Labels have shifted if the distance
+    is above ``share · n/C``. The distance is Σ|a − b|/C over the two lists of counts, each in
+    ascending order. This is SciPy's ``wasserstein_distance`` of counts that are treated as samples,
+    and does not detect labels that trade places.
 
     Parameters
     ----------
@@ -102,7 +107,7 @@ class ShiftQuery(RowQuery):
         )
 
     def shape(self, spec: DataSpec) -> tuple[int, ...]:
-        """Return the shape of one word: yes or no.
+        """Return the shape of a reply, which is one boolean.
 
         Raises
         ------
@@ -117,7 +122,7 @@ class ShiftQuery(RowQuery):
         return ()
 
     def answer(self, data: LocalData, store: LocalStore) -> Tensor:
-        """Return whether a client's labels have shifted; if so it stores how many it has now."""
+        """Return whether a client's labels have shifted; if so, store their current counts."""
         seen = data.targets.long()
         now = torch.bincount(seen[seen != IGNORED], minlength=data.spec.labels or 0)
         before = store.get(LABELS)
@@ -127,7 +132,7 @@ class ShiftQuery(RowQuery):
         return torch.tensor(shifted)
 
     def have_shifted(self, before: Tensor, now: Tensor) -> bool:
-        """Return whether counts of labels ``[C]`` are further apart than the query allows."""
+        """Return whether the distance of two lists of counts ``[C]`` is above the query's limit."""
         if not self.by_label:
             before = before.sort().values
             now = now.sort().values
@@ -135,28 +140,28 @@ class ShiftQuery(RowQuery):
         return float((before - now).abs().sum()) > self.share * float(before.sum())
 
     def false_row(self, row: Tensor, key: int) -> Tensor:
-        """Return yes, in every round."""
+        """Return a reported shift, in every round."""
         return torch.ones_like(row)
 
 
 @checked()
 @dataclass(frozen=True, kw_only=True)
 class FlexCFL(FedGroup):
-    """FlexCFL (Duan et al. 2021): FedGroup whose clients migrate when the labels of their data shift.
+    """FlexCFL (Duan et al. 2021): FedGroup with clients that migrate when their labels shift.
 
-    The root has the initial model, and beside it the global one; each group began with its
-    ``trained_from``. What is not named here is as in :class:`~fedclade.FedGroup`, but for the
-    defaults.
+    The root stores the initial model and, as its continued model, the global one. The
+    ``trained_from`` of each group is the model with which it began. Other parameters are those of
+    :class:`~fedclade.FedGroup`, with different defaults.
 
     Parameters
     ----------
     direction
-        Of a group: its ``first`` update, or its ``position``, where its model is from the initial
-        one.
+        Direction of a group: its ``first`` update, or its ``position`` relative to the initial
+        model.
     migrate
-        Whether clients are asked if their labels have shifted.
+        Whether clients are queried for shifts of their labels.
     shift_share
-        Above which share of n/C, examples over labels, the distance is a shift.
+        Share of n/C (examples per label) above which the distance is a shift.
     by_label
         Whether counts are compared label by label.
     """
@@ -198,7 +203,7 @@ class FlexCFL(FedGroup):
     def step(
         self, state: FedGroupState, cohort: Sequence[int], clients: Clients, this_round: Round
     ) -> tuple[FedGroupState, RoundLog]:
-        """Let clients that have shifted migrate; then run one round as FedGroup does."""
+        """Let clients with shifted labels migrate; then run one round as FedGroup does."""
         if not self.migrate:
             return super().step(state, cohort, clients, this_round)
         before = state.tree
@@ -223,7 +228,7 @@ class FlexCFL(FedGroup):
     def _group_cold_start(
         self, state: FedGroupState, clients: Clients, this_round: Round
     ) -> tuple[FedGroupState, list[ClusterUpdate], list[Event]]:
-        """Found groups as FedGroup does; each remembers the model that it begins with."""
+        """Create groups as FedGroup does, and record the model with which each begins."""
         founded, pretrained, events = super()._group_cold_start(state, clients, this_round)
         tree = founded.tree
         if tree is not state.tree:
@@ -233,7 +238,7 @@ class FlexCFL(FedGroup):
         return replace(founded, tree=tree), pretrained, events
 
     def _moved(self, tree: ParameterTree, trained: Sequence[ClusterUpdate]) -> ParameterTree:
-        """Return the tree after groups moved by what their clients trained, and towards each other (eq. 4)."""
+        """Return the tree after groups moved by clients' updates and towards each other (eq. 4)."""
         tree = move_clusters(tree, trained)
         if not any(part.enough for part in trained):
             return tree

@@ -1,36 +1,37 @@
 """FLUX: Fenoglio, Li, Barbiero, Lane, Langheinrich, Gjoreski 2025 (NeurIPS).
 
-One model is trained by FedAvg until its accuracy grows slowly. Then clients describe their data by
-what that model makes of it: mean and standard deviation of some components of its latent, over all
-examples and over those of each label (:class:`DescriptorQuery`). They are clustered once, by
-density, with no number of clusters given; then each cluster goes on by FedAvg. Newcomers are
-assigned without labels, to the cluster of the nearest mean.
+FedAvg trains one model until its accuracy grows slowly. Then clients describe their data by the
+latent representation that this model computes of it: mean and standard deviation of some components
+of the latent, over all examples and over the examples of each label (:class:`DescriptorQuery`).
+Clients are clustered once, by density, without a given number of clusters; then FedAvg trains each
+cluster. Newcomers are assigned without labels, to the cluster of the nearest mean.
 
-This file follows the authors' code (``flux/server.py``, ``public/models.py``), and departs from it
-so:
+This file follows the authors' code (``flux/server.py``, ``public/models.py``), with these
+departures:
 
-- The latent is the input of the first dense layer behind the last convolution, flattened, which for
-  their LeNet-5 and ResNet-9 is theirs, the last pooled images; without convolutions, of which they
-  have no case, that of the last layer.
-- The components' directions are drawn by the run's seed; in the code always by the same, 1, so that
+- *Latent.* It is the input of the first dense layer behind the last convolution, flattened. For the
+  authors' LeNet-5 and ResNet-9 this is their latent, the last pooled images. For models without
+  convolutions, which they do not use, it is the input of the last dense layer.
+- *Directions* of the components are drawn with the run's seed. The code always uses seed 1, so that
   its results are those of one draw. The number of clusters depends on the draw
-  (``studies/flux_directions.py``). ``directions`` fixes the draw, whatever the run's seed; the
-  points that a number stands for are not those of the code.
-- Accuracy is that of the cohort on its training data; in the code of all clients on a fifth that
-  they keep for it. So is the largest entry of all latents, which sets the origin of the components.
-- The code clusters at the latest after 80 % of the rounds; a method does not know how many there
-  are, so ``latest`` says it: 8 of their 10.
-- DBSCAN with at least two points, and every noise point a cluster of its own, is single linkage cut
-  at ε. Where the curve has no knee the code fails; here ε is the largest of the distances to a
-  nearest client, so nobody is alone.
-- In the code all clients are always there. Here those that do not send a descriptor wait at the
-  root, with its model, and join the cluster of the nearest mean when they do, by labels as well; so
-  do newcomers during a run. The range that blocks are scaled to is that of all descriptors that
-  came.
-- A client whose descriptor has numbers ten times as large as the median client's waits there, too,
-  and an event names it (``left_out``): the code would stretch the range to it, so that all others
-  lie together.
-- Laplace noise on descriptors, which the code has turned off, is left out.
+  (``studies/flux_directions.py``). ``directions`` fixes the draw, whatever the run's seed; the same
+  number does not give the points of the code.
+- *Accuracy* is that of the cohort on its training data; in the code it is that of all clients on a
+  fifth of their data that is not used for training. The same holds for the largest entry of all
+  latents, which sets the origin of the components.
+- *Time of clustering.* The code clusters at the latest after 80 % of the rounds. A method does not
+  know the number of rounds, so ``latest`` gives the round: 8 of their 10.
+- *DBSCAN* with at least two points, and with each noise point as a cluster, equals single linkage
+  cut at ε. If the curve has no knee, the code fails; here ε is then the largest distance of a
+  client to its nearest neighbour, so that no client is alone.
+- *Availability.* In the code all clients are always available. Here clients that do not send a
+  descriptor wait at the root, with its model. When they send it, they join the cluster of the
+  nearest mean, compared by labels as well; so do newcomers during a run. Blocks are scaled to the
+  range of all descriptors that the server received.
+- *Outliers.* A client whose descriptor has numbers more than ten times as large as the median
+  client's waits at the root, too, and an event names it (``left_out``). In the code such a
+  descriptor would extend the range, so that all others lie close together.
+- *Noise.* Laplace noise on descriptors, which the code has turned off, is omitted.
 """
 
 from __future__ import annotations
@@ -89,19 +90,22 @@ from fedclade.core import (
 )
 
 FAR = 10.0
-"""How many times as large as the median client's the numbers of a descriptor may be."""
+"""Largest plausible ratio of a descriptor's numbers to those of the median client."""
 
 COMPONENTS = 10
-"""Components of a descriptor if examples have no labels, by whose number it goes by default."""
+"""Default number of components for examples without labels.
+
+With labels the default is the number of labels.
+"""
 
 HUGE = 1e30
-"""Every number of a false descriptor; finite in float32, so that no server refuses it."""
+"""Value of every number of a false descriptor; finite in float32, so that servers accept it."""
 
 POINTS = 200
-"""Random points whose principal directions are the components: as many as FLUX's authors take."""
+"""Number of random points whose principal directions give the components, as in FLUX's code."""
 
 EXAMPLES_AT_A_TIME = 1024
-"""Examples in a forward pass."""
+"""Number of examples in a forward pass."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,15 +113,17 @@ class DescriptorQuery(RowQuery):
     """Query for descriptions of training data by a model's latent; float32 ``[n, 2 + B, C]``.
 
     The latent of an example is the input of the first dense layer behind the last convolution,
-    flattened; of a model without convolutions, the input of its last dense layer. C components are
-    taken of it, along directions that depend on the seed and the width of the latent alone. The
+    flattened; for a model without convolutions, the input of its last dense layer. It is projected
+    to C components, along directions that depend only on the seed and the width of the latent. The
     rows of a client's descriptor are
 
     - the largest entry of its latents, C times;
-    - the components of a point amid the cube that the directions were found in, of side 1;
+    - the components of a point near the centre of the cube of side 1 in which the directions were
+      found;
     - mean and standard deviation of its components (B = 2);
-    - with ``per_label`` also the means, and then the deviations, of each of L labels by itself, as
-      the client sees labels (B = 2 + 2L). Those of a label with fewer than two examples are −1.
+    - with ``per_label`` also the means, and then the deviations, of the examples of each of L
+      labels, as the client sees labels (B = 2 + 2L). They are −1 for a label with fewer than two
+      examples.
 
     Parameters
     ----------
@@ -126,9 +132,10 @@ class DescriptorQuery(RowQuery):
     seed
         Seed of the directions.
     components
-        C. 0: as many as there are labels; the last of them are 0 if the latent has fewer entries.
+        C. With 0 it is the number of labels; the last components are 0 if the latent has fewer
+        entries.
     per_label
-        Whether the data of each label is described by itself as well.
+        Whether the data of each label is described separately as well.
     """
 
     kind = "descriptors"
@@ -155,7 +162,7 @@ class DescriptorQuery(RowQuery):
         Raises
         ------
         ConfigError
-            If each label is described by itself, and examples have none or several.
+            If each label is to be described separately, and examples have no label or several.
         """
         if self.per_label and spec.labels is None:
             raise ConfigError(
@@ -178,7 +185,7 @@ class DescriptorQuery(RowQuery):
         """
         found = latents(data.load_model(self.model), data.inputs)
         targets = data.targets
-        if data.spec.task == "language":  # the next token at each place is an example
+        if data.spec.task == "language":  # each next token is an example
             found = found[targets != IGNORED]
         found = found.flatten(1).double().cpu()
         _, count = self.shape(data.spec)
@@ -203,7 +210,7 @@ class DescriptorQuery(RowQuery):
         return torch.stack(blocks).float()
 
     def amounts(self, spec: DataSpec) -> Mapping[str, int]:
-        """Return the number of components, which a client's policy limits."""
+        """Return the number of components, which a client's policy can limit."""
         _, count = self.shape(spec)
         return {"max_components": count}
 
@@ -213,7 +220,7 @@ class DescriptorQuery(RowQuery):
 
 
 def latents(module: nn.Module, inputs: Tensor) -> Tensor:
-    """Return the inputs of the layer of :func:`latent_layer` for each example, ``[n, ...]``."""
+    """Return the latent of each example, ``[n, ...]``: the input of :func:`latent_layer`."""
     caught: list[Tensor] = []
     layer = latent_layer(module, inputs[:1])
     handle = layer.register_forward_pre_hook(lambda _, arguments: caught.append(arguments[0]))
@@ -231,7 +238,13 @@ def latents(module: nn.Module, inputs: Tensor) -> Tensor:
 def latent_layer(module: nn.Module, inputs: Tensor) -> nn.Module:
     """Return the dense layer whose input is the latent.
 
-    It is the first behind the last convolution, or the last of all without convolutions.
+    It is the first dense layer behind the last convolution, or without convolutions the last dense
+    layer.
+
+    Raises
+    ------
+    ModelError
+        If there is no such layer.
     """
     called: list[nn.Module] = []
     kinds = [
@@ -263,8 +276,9 @@ def latent_layer(module: nn.Module, inputs: Tensor) -> nn.Module:
 def projection(seed: int, width: int, components: int) -> tuple[Tensor, Tensor]:
     """Return principal directions of random points in a cube, and the components of their mean.
 
-    The cube's side is 1: of a larger one directions are the same, and the mean is that many times
-    farther. In each direction the entry that is largest in size is positive.
+    The cube has side 1. A larger cube has the same directions, and a mean that is farther away in
+    proportion to the side. The sign of each direction is such that its largest entry in size is
+    positive.
 
     Returns
     -------
@@ -279,10 +293,7 @@ def projection(seed: int, width: int, components: int) -> tuple[Tensor, Tensor]:
 
 
 def _moments(projected: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and standard deviation ``[C]`` of components ``[n, C]``.
-
-    They are −1 of fewer than two examples.
-    """
+    """Return mean and standard deviation ``[C]`` of components ``[n, C]``; −1 if n < 2."""
     if len(projected) < 2:
         none = projected.new_full(projected.shape[1:], -1.0)
         return none, none
@@ -291,7 +302,13 @@ def _moments(projected: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class FLUXState(State):
-    """The mean accuracy after each round, until clients are clustered."""
+    """State of FLUX between rounds.
+
+    Parameters
+    ----------
+    accuracies
+        Mean accuracy after each round, until clients are clustered.
+    """
 
     accuracies: tuple[float, ...] = ()
 
@@ -299,27 +316,28 @@ class FLUXState(State):
 @checked()
 @dataclass(frozen=True, kw_only=True)
 class FLUX(Algorithm[FLUXState]):
-    """FLUX (Fenoglio et al. 2025): clients are clustered once by what the model makes of their data.
+    """FLUX (Fenoglio et al. 2025): clients are clustered once by descriptors of their data.
 
-    The root keeps the model that describes, and each cluster caches its members' descriptors.
+    The root stores the model that computes descriptors, and each cluster caches its members'
+    descriptors.
 
     Parameters
     ----------
     th_round
-        Clients are clustered as soon as some round has raised the accuracy by less; of another
-        first metric, in its unit.
+        Clients are clustered as soon as a round has raised the accuracy by less than this; for a
+        task with another main metric, in the unit of that metric.
     earliest, latest
-        After which round they are, at the earliest and at the latest.
+        Rounds after which clients are clustered at the earliest and at the latest.
     components
-        Of the latent, C; as many as there are labels if left out.
+        Number C of components of the latent. None: the number of labels.
     per_label
-        Whether the data of each label is described by itself as well.
+        Whether the data of each label is described separately as well.
     eps_scaling
-        ε is so many times the distance at the knee.
+        Ratio of ε to the distance at the knee.
     clusters
-        Their number, where it is known: k-means takes the place of the knee (FLUX-prior).
+        Number of clusters, if it is known: k-means replaces the search for the knee (FLUX-prior).
     directions
-        Number of the draw of the components' directions; left out: the run's seed.
+        Seed of the components' directions. None: the run's seed.
     """
 
     state_type = FLUXState
@@ -361,34 +379,37 @@ class FLUX(Algorithm[FLUXState]):
 
     @property
     def needs_updates(self) -> bool:
-        """Whether a step works on the updates of single clients."""
+        """Return whether a step uses the whole updates of single clients."""
         return False
 
     @property
     def compares(self) -> bool:
-        """Whether a step looks at signatures of updates."""
+        """Return whether a step uses signatures of updates."""
         return False
 
     @property
     def has_fixed_round(self) -> bool:
-        """Whether clients are clustered in a round that is fixed, so that no training accuracy decides about it."""
+        """Return whether the round of clustering is fixed, independent of training accuracies."""
         return self.earliest == self.latest
 
     @property
     def discloses(self) -> tuple[str, ...]:
-        """What of each client's data the server must see; training accuracies have no name."""
+        """Kinds of data that the server must see of each client.
+
+        It is empty if the server also needs training accuracies, for which there is no name.
+        """
         return ("descriptors",) if self.has_fixed_round else ()
 
     def asks(self, clients: int, fraction: float) -> str:
-        """Return :attr:`asks_for`, without training accuracies where the round of clustering is fixed."""
+        """Return :attr:`asks_for`, without training accuracies if the clustering round is fixed."""
         return "descriptors of their data" if self.has_fixed_round else self.asks_for
 
     def too_short(self, rounds: int) -> str:
-        """Return what a run of so few rounds may miss: the clusters."""
+        """Return a warning if the run ends before clients are clustered."""
         return never_clusters(self, self.earliest + 1, rounds, "earliest")
 
     def check_data(self, spec: DataSpec) -> None:
-        """Check that examples have labels, if each one's data is described by itself."""
+        """Check that examples have labels, if the data of each label is described separately."""
         self._query((), torch.empty(0), seed=0).shape(spec)
 
     def init(self, params: Tensor, clients: Clients) -> FLUXState:
@@ -420,13 +441,13 @@ class FLUX(Algorithm[FLUXState]):
     def join(
         self, state: FLUXState, ids: Sequence[int], clients: Clients, this_round: Round
     ) -> tuple[FLUXState, list[Event]]:
-        """Take newcomers in, who are in no cluster until they are sampled."""
+        """Add newcomers at the root; they join a cluster when they are first sampled."""
         return replace(state, tree=state.tree.with_newcomers(ids)), [Joined(0, tuple(ids))]
 
     def assign(
         self, tree: ParameterTree, ids: Sequence[int], clients: Clients, this_round: Round
     ) -> Sequence[Assignment]:
-        """Assign newcomers to the cluster of the nearest mean, by descriptors that need no labels."""
+        """Assign newcomers to the cluster with the nearest mean, by descriptors without labels."""
         if not (leaves := _clusters(tree)):
             return assign_to_root(ids)
         count = int(tree.nodes[0].criteria["components"])
@@ -438,11 +459,11 @@ class FLUX(Algorithm[FLUXState]):
         return assign_to_nearest_descriptor(tree, require_descriptors(ids, found), members, space)
 
     def _draw(self, this_round: Round) -> int:
-        """Return the number of the draw of the components' directions."""
+        """Return the seed of the components' directions."""
         return this_round.seed if self.directions is None else self.directions
 
     def _is_time(self, state: FLUXState, this_round: Round) -> bool:
-        """Whether clients are clustered before a round is run."""
+        """Return whether clients are clustered before this round."""
         if (rounds := this_round.number - 1) < self.earliest:
             return False
         return rounds >= self.latest or bool((np.diff(state.accuracies) < self.th_round).any())
@@ -450,7 +471,10 @@ class FLUX(Algorithm[FLUXState]):
     def _accuracy(
         self, tree: ParameterTree, cohort: Sequence[int], clients: Clients
     ) -> list[float]:
-        """Return the mean accuracy of the model on clients' training data, weighted by examples; none of nobody."""
+        """Return the mean accuracy on the cohort's training data, weighted by examples.
+
+        The list has one number, or none if no client reported an accuracy.
+        """
         found = clients.evaluate(cohort, tree.nodes[0].params[None], [0] * len(cohort), "train")
         has_score = ~found.merit.isnan()
         merits = found.merit[has_score]
@@ -460,7 +484,7 @@ class FLUX(Algorithm[FLUXState]):
     def _clustered(
         self, tree: ParameterTree, clients: Clients, this_round: Round
     ) -> tuple[ParameterTree, list[Event]]:
-        """Cluster all clients that send a descriptor; with too few of them go on with one model."""
+        """Cluster all clients that send a descriptor; if too few do, postpone the clustering."""
         root = tree.nodes[0]
         everybody = sorted(clients.ids)
         ids, rows = self._described(everybody, root, clients, this_round)
@@ -499,7 +523,7 @@ class FLUX(Algorithm[FLUXState]):
     def _placed(
         self, tree: ParameterTree, waiting: Sequence[int], clients: Clients, this_round: Round
     ) -> tuple[ParameterTree, list[Event]]:
-        """Let each that waits, and now sends its descriptor, join the cluster of the nearest mean."""
+        """Let waiting clients that now send a descriptor join the cluster of the nearest mean."""
         ids, rows = self._described(waiting, tree.nodes[0], clients, this_round)
         leaves = _clusters(tree)
         if not ids or not leaves:
@@ -518,9 +542,10 @@ class FLUX(Algorithm[FLUXState]):
     def _plausible(
         self, ids: Sequence[int], rows: Tensor, measure: Tensor
     ) -> tuple[list[int], Tensor, list[Event]]:
-        """Return clients and descriptors without those whose numbers are far larger than the measure's, and the event.
+        """Return the clients and descriptors without outliers, and an event about the outliers.
 
-        One descriptor of huge numbers would stretch the space of all, so that the others lie
+        Outliers have numbers far larger than the descriptors in ``measure``. One descriptor of huge
+        numbers would stretch the space of all descriptors, so that the others would lie close
         together.
         """
         sizes = rows.flatten(1).abs().amax(dim=1)
@@ -544,7 +569,7 @@ class FLUX(Algorithm[FLUXState]):
     def _described(
         self, ids: Sequence[int], root: Node, clients: Clients, this_round: Round
     ) -> tuple[list[int], Tensor]:
-        """Return the clients that send their descriptors by the root's model, and these, ``[m, 2 + B, C]``."""
+        """Return the clients that send their descriptors, and the descriptors ``[m, 2 + B, C]``."""
         found = clients.ask(self._query(ids, root.params, self._draw(this_round)))
         came = has_replied(found)
         replied = [client for client, has_come in zip(ids, came.tolist(), strict=True) if has_come]
@@ -561,22 +586,22 @@ def _clusters(tree: ParameterTree) -> list[Node]:
 
 def _descriptors(cluster: Node, components: int) -> Tensor:
     """Return the descriptors of a cluster's members, ``[k, 2 + B, C]``."""
-    assert cluster.cached is not None  # as of every cluster with members
+    assert cluster.cached is not None  # every cluster with members has cached descriptors
     return cluster.cached.view(len(cluster.members), -1, components)
 
 
 def without_labels(
     tree: ParameterTree, ids: Sequence[int], newcomers: Clients, members: Clients, seed: int
 ) -> list[Assignment]:
-    """Assign newcomers to the leaf whose members' data is most like theirs, as the root's model sees it.
+    """Assign newcomers to the leaf whose members' data is most similar to theirs.
 
-    Clients are compared by descriptors of which none needs a label, so it does not matter what
-    labels are called. Members are queried for theirs.
+    Similarity is that of descriptors by the root's model, without statistics of labels, so that the
+    naming of labels does not matter. Members are queried for their descriptors.
 
     Raises
     ------
     UpdateError
-        If a newcomer, or no member at all, replies.
+        If a newcomer does not reply, or if no member does.
     """
     if len(tree.nodes) == 1:
         return assign_to_root(ids)

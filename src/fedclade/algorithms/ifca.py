@@ -1,23 +1,25 @@
 """Iterative Federated Clustering Algorithm: Ghosh, Chung, Yin, Ramchandran 2020, Algorithm 1.
 
-In every round each participant receives all k models, takes the one with the lowest loss on its
-training data (the "cluster identity estimate"), and trains it (option II, model averaging) or sends
-its gradient (option I).
+In every round each participant receives all k models and chooses the one with the lowest loss on
+its training data (the "cluster identity estimate"). It trains this model (option II, model
+averaging) or sends its gradient (option I).
 
-Where paper and official code leave a choice, this file makes it:
+Where paper and official code leave a choice, this file decides as follows:
 
-- The initial models are drawn one by one, as in the official code: copies of one model would all
-  have the same loss. If hardly anyone takes a model at first, two true clusters may share another
-  for good. The paper's remedy is restarts: here ``restarts`` sets of models train side by side for
-  some rounds; then that of lowest training loss goes on alone. Where clients may lie, that is not a
-  set which is clearly worse without the lowest and the highest losses. Otherwise a client that
-  spoils a model of one set, and then claims a low loss for it, makes this set go on.
-- Means are weighted by |D_i| as in FedAvg; the paper's are not. With equal sizes it is the same.
-- Option I divides by the number of *all* participants, as paper and code do: a cluster's step is as
-  small as its share of them. Gradients are those of all the client's data; buffers, such as
-  BatchNorm's, stay as they are.
-- A client that no cohort has had yet is in no cluster, and is served with the model that it would
-  take. (The official code evaluates by the lowest loss on *test* data.)
+- *Initial models.* They are drawn separately, as in the official code: copies of one model would
+  all have the same loss. If hardly any client chooses a model at first, two true clusters may share
+  another model permanently. The paper's remedy is restarts: here ``restarts`` sets of models train
+  in parallel for some rounds; then only the set of the lowest training loss continues. To resist
+  malicious clients, a set is not chosen if it is clearly worse without the lowest and the highest
+  losses. Otherwise a client that spoils a model of one set, and then claims a low loss for it,
+  could make this set win.
+- *Weights.* Means are weighted by |D_i| as in FedAvg; the paper's are not. With equal sizes both
+  are the same.
+- *Option I.* Gradients are divided by the number of *all* participants, as in paper and code: a
+  cluster's step is as small as its share of them. Gradients are those of all the client's data;
+  buffers, such as BatchNorm's, do not change.
+- *Clients that were never sampled.* They are in no cluster, and are evaluated with the model that
+  they would choose. (The official code evaluates by the lowest loss on *test* data.)
 """
 
 from __future__ import annotations
@@ -41,12 +43,24 @@ from fedclade.clustering import LossEstimate, estimate_by_loss
 from fedclade.core import Clients, ConfigError, ParameterTree, Restart, Round, checked, require
 
 CLEARLY_WORSE = 0.1
-"""Relative difference of two mean losses from which on one set of models is clearly worse than the other."""
+"""Relative difference of mean losses from which one set of models is clearly worse."""
 
 
 @dataclass(frozen=True, eq=False)
 class IFCAState(State):
-    """While sets of models compete: their models ``[sets, k, S]``, and the clients' leaves in each ``[sets, n]``."""
+    """State of IFCA: all sets of models, while several compete.
+
+    The tree is that of the best set. The other fields are None after the choice of one set.
+
+    Parameters
+    ----------
+    models
+        The models of all sets, ``[sets, k, S]``.
+    leaves
+        The leaf of each client in each set, ``[sets, n]``.
+    ids
+        Clients of the columns of ``leaves``.
+    """
 
     models: Tensor | None = None
     leaves: Tensor | None = None
@@ -56,7 +70,7 @@ class IFCAState(State):
 @checked()
 @dataclass(frozen=True, kw_only=True)
 class IFCA(OneCohort[IFCAState]):
-    """IFCA (Ghosh et al. 2020): k models, and every client trains the one with the lowest loss on its data.
+    """IFCA (Ghosh et al. 2020): every client trains the model with the lowest loss on its data.
 
     Parameters
     ----------
@@ -66,13 +80,13 @@ class IFCA(OneCohort[IFCAState]):
         ``models`` after local training (option II), or ``gradients`` of one full-batch step (option
         I).
     restarts
-        How many sets of k initial models are tried.
+        Number of sets of k initial models that compete.
     restart_rounds
-        For how many rounds, before the best set is chosen.
+        Number of rounds for which they compete, before the best set is chosen.
     reports
-        What clients report of the models: their ``losses``, or the ``choice`` of the one with the
-        lowest loss alone. Both make the same clusters, but the best of several sets is known by
-        losses only. Secure aggregation needs the choice.
+        Information that clients report about the models: their ``losses``, or only the ``choice``
+        of the model with the lowest loss. Both give the same clusters, but finding the best of
+        several sets needs losses. Secure aggregation needs ``choice``.
     """
 
     state_type = IFCAState
@@ -119,37 +133,37 @@ class IFCA(OneCohort[IFCAState]):
 
     @property
     def asks_for_gradients(self) -> bool:
-        """Whether clients send gradients in place of updates."""
+        """Return whether clients send gradients instead of updates."""
         return self.average == "gradients"
 
     @property
     def needs_updates(self) -> bool:
-        """Whether a step works on the updates of single clients."""
+        """Return whether a step uses the whole updates of single clients."""
         return False
 
     @property
     def compares(self) -> bool:
-        """Whether a step looks at signatures of updates."""
+        """Return whether a step uses signatures of updates."""
         return False
 
     @property
     def discloses(self) -> tuple[str, ...]:
-        """What of each client's data the server must see; losses have no name."""
+        """Kinds of data that the server must see of each client; there is no name for losses."""
         return ("choice",) if self.reports == "choice" else ()
 
     def asks(self, clients: int, fraction: float) -> str:
-        """Return what clients report besides updates and scores."""
+        """Return the information that clients report in addition to updates and scores."""
         if self.reports == "choice":
             return "the choice of the model with the lowest loss on their training data"
         return self.asks_for
 
     @property
     def initial_models(self) -> int:
-        """How many initial models, each drawn by itself, ``init`` starts from."""
+        """Number of initial models, each drawn separately."""
         return self.clusters * self.restarts
 
     def init(self, params: Tensor, clients: Clients) -> IFCAState:
-        """Take the initial models ``[restarts · k, S]``, which must differ; no client has chosen yet."""
+        """Return the state with the initial models ``[restarts · k, S]``, which must all differ."""
         models = params.view(-1, params.shape[-1])
         needed = self.initial_models
         if (found := len(models.unique(dim=0))) < needed:
@@ -167,7 +181,7 @@ class IFCA(OneCohort[IFCAState]):
     def step(
         self, state: IFCAState, cohort: Sequence[int], clients: Clients, this_round: Round
     ) -> tuple[IFCAState, RoundLog]:
-        """Run one round of Algorithm 1 for every set of models that is still in the running."""
+        """Run one round of Algorithm 1 for every set of models that still competes."""
         estimates = [
             self._estimated(tree, cohort, clients) for tree in _unpacked(state, clients.ids)
         ]
@@ -180,18 +194,18 @@ class IFCA(OneCohort[IFCAState]):
             sets = [sets[best]]
             best = 0
         moved = dict[int, tuple[ParameterTree, list[ClusterUpdate]]]()
-        # the best last: clients keep what they train last
+        # The best set trains last, because clients store the model that they trained last.
         for k in sorted(range(len(sets)), key=lambda k: k == best):
             moved[k] = self._moved(
                 sets[k], cohort, clients, replace(this_round, communicates="updates")
             )
         log = log_of(moved[best][1], events)
-        # gradients are no models
+        # A discrepancy compares models, and gradients are none.
         log = log if self.average == "models" else replace(log, discrepancy=None)
         return _packed([moved[k][0] for k in range(len(sets))], best, clients.ids), log
 
     def serve(self, state: IFCAState, clients: Clients) -> Mapping[int, int]:
-        """Return the node that each client is served with: the one it took, or would take now."""
+        """Return for each client the node that it chose last, or would choose now."""
         unseen = [client for client, node in state.tree.leaf_of.items() if node == 0]
         return (
             self._estimated(state.tree, unseen, clients).tree.leaf_of
@@ -200,14 +214,17 @@ class IFCA(OneCohort[IFCAState]):
         )
 
     def _estimated(self, tree: ParameterTree, ids: Sequence[int], clients: Clients) -> LossEstimate:
-        """Estimate the cluster identities of some clients (Algorithm 1, line 7), and how low their losses are."""
+        """Estimate the cluster identities of some clients (Algorithm 1, line 7)."""
         return estimate_by_loss(tree, ids, clients, by_choice=self.reports == "choice")
 
     def _moved(
         self, tree: ParameterTree, cohort: Sequence[int], clients: Clients, this_round: Round
     ) -> tuple[ParameterTree, list[ClusterUpdate]]:
-        """Move every model by the updates of those that took it (options II and I); one that nobody took stays."""
-        # one that did not report losses took none
+        """Move every model by the updates of the clients that chose it (options I and II).
+
+        A model that no client chose does not move.
+        """
+        # A client that did not report losses is at the root: it chose no model.
         cohort = [client for client in cohort if tree.leaf_of[client]]
         if not cohort:
             return tree, []
@@ -225,10 +242,10 @@ class IFCA(OneCohort[IFCAState]):
 
 
 def _best_set(estimates: Sequence[LossEstimate]) -> int:
-    """Return the place of the set of models with the lowest mean loss.
+    """Return the index of the set of models with the lowest mean loss.
 
-    If this set is clearly worse than another by the losses without their extremes, it is that other
-    one: a single client that claims a false loss could otherwise choose.
+    If this set is clearly worse than another set by the losses without their extremes, return the
+    other one. Otherwise a single client that claims a false loss could decide.
     """
     means = [estimate.mean for estimate in estimates]
     trimmed = [estimate.trimmed for estimate in estimates]
@@ -247,7 +264,10 @@ def _packed(sets: Sequence[ParameterTree], best: int, ids: Sequence[int]) -> IFC
 
 
 def _unpacked(state: IFCAState, ids: Sequence[int]) -> list[ParameterTree]:
-    """Return the sets of models, with the clients that are there; newcomers are in no cluster."""
+    """Return one tree for each set of models, with the current clients.
+
+    Newcomers are in no cluster.
+    """
     if state.models is None or state.leaves is None or state.ids is None:
         return [state.tree]
     there = set(ids)

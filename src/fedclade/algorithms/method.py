@@ -1,4 +1,4 @@
-"""The record of a method: everything that lists and documentation need to know of it."""
+"""Records of methods: all that lists and documentation need to know of a method."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from fedclade.algorithms.base import Algorithm
 from fedclade.core import require, summary_of
 
 Family = Literal["updates", "models", "data", "given", "personal"]
-"""What a method finds clusters by: ``updates``, ``models`` or losses, or ``data``.
+"""Basis on which a method finds clusters: ``updates``, ``models`` or losses, or ``data``.
 
-The others find none: clusters are ``given``, or there is one; or models, or parts of them, are
-``personal``.
+Other methods find no clusters. Clusters are ``given``, or there is one; or models, or parts of
+models, are ``personal``.
 """
 
 
@@ -26,14 +26,14 @@ class Paper:
     authors
         Family names, in the paper's order.
     year
-        Of its first version.
+        Year of the first version.
     title
-        As it is printed.
+        Title as printed.
 
     Raises
     ------
     ConfigError
-        If the authors are no tuple of names, or there are none.
+        If ``authors`` is not a tuple of names, or is empty.
     """
 
     authors: tuple[str, ...]
@@ -46,7 +46,7 @@ class Paper:
 
     @property
     def short(self) -> str:
-        """The paper as a text cites it, such as ``Dinh et al. 2020``."""
+        """Short citation, such as ``Dinh et al. 2020``."""
         first, *others = self.authors
         if not others:
             names = first
@@ -61,40 +61,41 @@ class Paper:
 class Method:
     """The record of a method, from which every list of methods is made.
 
-    The methods of fedclade have theirs in :data:`METHODS`. A package names its record in an entry
+    The records of fedclade's methods are in :data:`METHODS`. A package names its record in an entry
     point ``fedclade.algorithms``, under the method's name.
 
     Parameters
     ----------
     name
-        As configs, ``fedclade ls`` and ``fedclade cite`` have it.
+        Name in configs, ``fedclade ls`` and ``fedclade cite``.
     algorithm
         The class: a frozen dataclass whose fields are the hyper-parameters.
     description
-        A line about it. If empty: the ``summary`` of the class, or the first line of its docstring.
+        One line about the method. If empty: the ``summary`` of the class, or the first line of its
+        docstring.
     papers
-        Those that describe it. A single one is named in :attr:`summary`.
+        The papers that describe the method. If there is only one, :attr:`summary` names it.
     citations
-        What ``fedclade cite`` prints: BibTeX entries, or keys of fedclade's own, such as
+        Output of ``fedclade cite``: BibTeX entries, or keys of fedclade's own entries, such as
         ``fedclade``.
     family
-        What it finds clusters by, if documentation groups methods by that.
+        Basis on which the method finds clusters, if documentation groups it by that.
     options
-        Hyper-parameters of the shipped scenarios, where they differ from the defaults of the class.
+        Hyper-parameters in the shipped scenarios, where they differ from the defaults of the class.
     clusters_as
-        Hyper-parameter that a scenario sets to the number of clusters that it has; empty if none.
+        Hyper-parameter that a scenario sets to its number of clusters; empty if none.
     scenarios
-        Shipped scenarios with this method: folders of ``configs``, or files of them without their
-        ending.
+        Shipped scenarios with this method: folders of ``configs``, or files in them without their
+        suffix.
     config
         Name of a shipped config with this method; empty if there is none.
     page
-        Its documentation: a page of fedclade's ``docs``, or an address.
+        Documentation of the method: a page of fedclade's ``docs``, or an address.
 
     Raises
     ------
     ConfigError
-        If papers, citations or scenarios are no tuples. The class is checked where the method is
+        If papers, citations or scenarios are not tuples. The class is checked when the method is
         looked up.
     """
 
@@ -134,17 +135,20 @@ class Method:
 
     @classmethod
     def of_class(cls, name: str, algorithm: type[Algorithm]) -> Self:
-        """Return the record of a class that comes without one: what its attributes say."""
+        """Return a record made from the attributes of a class that comes without one."""
         citations = (algorithm.citation,) if algorithm.citation else ()
         return cls(name=name, algorithm=algorithm, citations=citations)
 
     @property
     def summary(self) -> str:
-        """The line of ``fedclade ls``: the description, and the paper."""
+        """Line of ``fedclade ls``: the description, and the paper if there is exactly one."""
         line = self.description or summary_of(self.algorithm)
         return f"{line} ({self.papers[0].short})" if len(self.papers) == 1 else line
 
 
 def _is_tuple_of(kind: type, value: object) -> bool:
-    """Return whether a value is a tuple of such things, rather than a single one, whose parts would be taken."""
+    """Return whether a value is a tuple of instances of ``kind``.
+
+    A single string would otherwise pass as a sequence of its characters.
+    """
     return isinstance(value, tuple) and all(isinstance(each, kind) for each in value)

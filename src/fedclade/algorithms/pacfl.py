@@ -1,46 +1,47 @@
-"""PACFL: Vahidian, Morafah, Wang, Kungurtsev, Chen, Shah, Lin 2023 (arXiv:2209.10526), Algorithm 1.
+"""PACFL: Vahidian, Morafah, Wang, Kungurtsev, Chen, Shah, Lin 2023, Algorithm 1.
 
-Before training, every client sends the first p left singular vectors of its data. The server
-compares clients by the angles between these vectors, clusters the clients once by hierarchical
-clustering with a threshold, which also settles how many clusters there are, and trains each cluster
-by FedAvg. The vectors show what the data looks like: the first vector of a label is close to the
-mean of the client's inputs with that label.
+arXiv:2209.10526. Before training, every client sends the first p left singular vectors of its data.
+The server compares clients by the angles between these vectors, and clusters the clients once by
+hierarchical clustering with a threshold, which also determines the number of clusters. Each cluster
+is then trained by FedAvg. The vectors disclose what the data looks like: the first vector of a
+label is close to the mean of the client's inputs with that label.
 
-Paper and official code measure different distances, and neither can see how labels are named.
-``distance`` chooses:
+Paper and official code measure different distances, and neither can detect differences in how
+labels are named. ``distance`` chooses:
 
 - ``"paper"``, the default: one matrix of all data of a client, and the smallest principal angle Θ₁
   of the two subspaces, or (``angle = "same_place"``) the trace of arccos(UᵀV), the angles between
-  vectors of the same place.
+  vectors at the same position.
 - ``"code"``: the official code (``main_pacfl.py``, ``hierarchical_clustering.py``) decomposes the
-  data of each label by itself, puts all vectors of a client side by side, and takes the smallest
-  angle between any vector of one client and any vector of the other, whatever their labels. The
-  vectors of different labels are not orthogonal, so this is no principal angle. For its mixture of
-  data sets (MIX-4) the official code decomposes all data of a client instead.
-- ``"per_label"``, a variant of ours, neither in the paper nor in the code: principal angles between
-  the data of the same label, averaged over the labels that at least one of two clients has. A label
-  that only one of them has counts as 90°. It is the only one of the three that finds clients whose
-  labels are permuted.
+  data of each label separately, concatenates all vectors of a client, and takes the smallest angle
+  between any vector of one client and any vector of the other, whatever their labels. The vectors
+  of different labels are not orthogonal, so this is not a principal angle. For its mixture of data
+  sets (MIX-4) the official code decomposes all data of a client instead.
+- ``"per_label"``, a variant of fedclade, neither in the paper nor in the code: principal angles
+  between the data of the same label, averaged over the labels that at least one of two clients has.
+  A label that only one of them has counts as 90°. It is the only one of the three that finds
+  clients whose labels are permuted.
 
-Where paper and official code leave a choice, this file makes it:
+Where paper and official code leave a choice, this file decides as follows:
 
-- Angles lie in [0°, 90°], since the sign of a singular vector means nothing and depends on the
+- *Angles* lie in [0°, 90°], since the sign of a singular vector has no meaning and depends on the
   linear-algebra library. The official code keeps the sign. The trace is divided by the number of
-  vectors, so that a threshold means the same whatever p is. A vector of the same place that one of
-  two clients lacks counts as 90°.
-- Linkage is by the mean over pairs; the "average" of the official code gives the two clusters that
-  merge equal weight.
-- Clients that do not send their vectors wait in no cluster; when they do, they join the cluster of
-  the smallest mean angle.
-- The paper and the code tune the threshold by hand for each data set and distance: 4.9° in the
-  script for two labels of CIFAR-10, 42° for MIX-4, 3.5° if none is given. None of these suits
-  another distance or data set, so there is no default in degrees. Without a threshold, clusters are
-  cut at the largest gap between merges, or not at all:
-  :func:`~fedclade.clustering.count_clusters_by_gap`, which looks at the merges alone, whatever the
+  vectors, so that a threshold has the same meaning for every p. A vector that only one of two
+  clients has at a position counts as 90°.
+- *Linkage* is by the mean over pairs; the "average" of the official code gives the two clusters
+  that merge equal weight.
+- *Clients that do not send their vectors* wait in no cluster. When they send them, they join the
+  cluster of the smallest mean angle.
+- *Threshold.* The paper and the code tune it by hand for each data set and distance: 4.9° in the
+  script for two labels of CIFAR-10, 42° for MIX-4, 3.5° if none is given. None of these values
+  suits another distance or data set, so there is no default in degrees. Without a threshold,
+  clusters are cut at the largest gap between merges, or not at all:
+  :func:`~fedclade.clustering.count_clusters_by_gap`, which uses only the merges, whatever the
   distance.
-- Before, up to a share ``set_apart`` of the clients that are far from all others become clusters of
-  their own, of which the paper knows nothing: one client that sends random vectors would make the
-  largest gap, and so join all others (:func:`~fedclade.clustering.find_far_groups`).
+- *Outliers.* Before clustering, up to a share ``set_apart`` of the clients that are far from all
+  others become separate clusters. The paper has no such step. Without it, one client that sends
+  random vectors would create the largest gap, and all other clients would merge
+  (:func:`~fedclade.clustering.find_far_groups`).
 """
 
 from __future__ import annotations
@@ -86,28 +87,31 @@ from fedclade.core import (
 )
 
 SET_APART = 0.2
-"""Share of the clients that may be set apart where the threshold is automatic; as ``aggregate.byzantine``."""
+"""Largest share of clients that are set apart by default if the threshold is automatic.
+
+The same as the default of ``aggregate.byzantine``.
+"""
 
 
 ROUNDING = 1e-3
-"""Largest error of a product of two singular vectors, which travel in float32."""
+"""Largest rounding error of a product of two singular vectors, which are sent as float32."""
 
 
 @dataclass(frozen=True, eq=False)
 class SubspaceQuery(RowQuery):
-    """Query for the directions in which clients' training inputs lie.
+    """Query for the directions of clients' training inputs.
 
-    Each client decomposes the matrix of its inputs, one a column, and replies with the left
-    singular vectors of the largest singular values: ``[L, d, p]``, for inputs of d numbers. L is
-    the number of labels, or 1. Columns are unit vectors; zeros stand for vectors that a client has
-    too few examples for.
+    Each client decomposes the matrix of its inputs, one input in each column, and replies with the
+    left singular vectors of the largest singular values: ``[L, d, p]``, for inputs of d numbers. L
+    is the number of labels, or 1. Columns are unit vectors; they are zero where a client has too
+    few examples for a vector.
 
     Parameters
     ----------
     vectors
         p, the number of vectors of each matrix.
     per_label
-        Whether the inputs of each label, as the client sees labels, make a matrix of their own.
+        Whether the inputs of each label, as the client sees labels, form a separate matrix.
     """
 
     kind = "subspaces"
@@ -125,8 +129,8 @@ class SubspaceQuery(RowQuery):
         Raises
         ------
         ConfigError
-            If each label is decomposed by itself and examples have none or several, or if there are
-            fewer directions than vectors.
+            If each label is to be decomposed separately and examples have no label or several, or
+            if there are fewer directions than vectors.
         """
         if self.per_label and spec.labels is None:
             raise ConfigError(
@@ -145,8 +149,8 @@ class SubspaceQuery(RowQuery):
     def answer(self, data: LocalData, store: LocalStore) -> Tensor:
         """Return a client's singular vectors ``[L, d, p]``.
 
-        Inputs are taken as they are stored, not centred and not normalised as for a model: the
-        first vector lies near their mean.
+        Inputs are used as they are stored, neither centred nor normalised as for a model. The first
+        vector is therefore close to their mean.
 
         Raises
         ------
@@ -167,27 +171,28 @@ class SubspaceQuery(RowQuery):
         found = torch.zeros(self.shape(data.spec))
         for vectors, group in zip(found, groups, strict=True):
             if len(group):
-                # Examples are rows here, so the left vectors of the matrix are the right ones.
+                # Examples are rows here and columns in the paper: right singular vectors of this
+                # matrix are left ones of the paper's.
                 _, _, directions = torch.linalg.svd(group, full_matrices=False)
                 leading = directions[: self.vectors]
                 vectors[:, : len(leading)] = leading.T
         return found
 
     def is_valid(self, row: Tensor) -> bool:
-        """Return whether vectors have length 1 and right angles, apart from those that are zeros.
+        """Return whether vectors are orthonormal, apart from vectors that are zero.
 
-        Others would be near the vectors of all clients, as no angle is smaller than 0.
+        Longer vectors could have an angle of 0 to the vectors of all clients.
         """
         products = row.double().mT @ row.double()
         lengths = products.diagonal(dim1=-2, dim2=-1).round().clamp(0, 1)
         return bool(((products - torch.diag_embed(lengths)).abs() <= ROUNDING).all())
 
     def amounts(self, spec: DataSpec) -> Mapping[str, int]:
-        """Return the number of vectors, which a client's policy limits."""
+        """Return the number of vectors, which a client's policy can limit."""
         return {"max_vectors": self.vectors}
 
     def false_row(self, row: Tensor, key: int) -> Tensor:
-        """Return random orthonormal vectors, which belong to the client's key."""
+        """Return random orthonormal vectors, drawn with the client's key."""
         draw = rng.torch_generator(0, "false subspaces", key)
         drawn = torch.randn(row.shape, generator=draw, dtype=torch.float64)
         return torch.linalg.qr(drawn).Q.to(row)
@@ -196,32 +201,34 @@ class SubspaceQuery(RowQuery):
 @checked()
 @dataclass(frozen=True, kw_only=True)
 class PACFL(Algorithm[State]):
-    """Clusters by principal angles between the clients' data, found once before training (Vahidian et al. 2023).
+    """PACFL (Vahidian et al. 2023): clusters by principal angles between clients' data.
+
+    Clusters are found once, before training.
 
     Parameters
     ----------
     vectors
-        p, the number of singular vectors of each matrix; 3 in the official script, 5 by default
-        there.
+        p, the number of singular vectors of each matrix; 3 in the official script, where the
+        default is 5.
     distance
         ``"paper"``: the principal angle between the data of two clients. ``"code"``, as in the
         authors' code: the smallest angle between any two vectors of the labels' data.
         ``"per_label"``, a variant of fedclade: the principal angle between the data of the same
         label, averaged over labels.
     angle
-        The principal angle: the ``smallest``, Θ₁, or the mean of the angles between vectors of the
-        ``same_place``, the paper's trace. With ``distance = "code"`` it is the smallest.
+        The principal angle: the ``smallest``, Θ₁, or the mean of the angles between vectors at the
+        ``same_place``, the paper's trace. With ``distance = "code"`` it is always the smallest.
     threshold
         β: clusters merge up to this angle, in degrees. It depends on the data and on ``distance``.
-        ``"auto"``, as when it is left out: at the largest gap between merges, or one cluster if no
-        gap is wide enough.
+        With ``"auto"`` or None clusters are cut at the largest gap between merges, or there is one
+        cluster if no gap is wide enough.
     n_clusters
-        Merge until so many are left, instead of up to a threshold.
+        Number of clusters at which merging stops, instead of a threshold.
     set_apart
-        Up to this share of the clients, rounded down, that are far from all others are set apart
-        before the others are clustered: each group of them is a cluster of its own, and an event
-        names it. By default 0.2 where the threshold is automatic, and 0 where ``threshold`` or
-        ``n_clusters`` is given, as in the paper.
+        Largest share of the clients, rounded down, that are set apart before the others are
+        clustered because they are far from all others. Each group of them is a separate cluster,
+        which an event names. The default is 0.2 if the threshold is automatic, and 0 if
+        ``threshold`` or ``n_clusters`` is given, as in the paper.
     """
 
     asks_for = "subspaces of their data"
@@ -259,36 +266,36 @@ class PACFL(Algorithm[State]):
 
     @property
     def per_label(self) -> bool:
-        """Whether clients decompose the data of each label by itself, instead of all their data."""
+        """Return whether clients decompose the data of each label separately."""
         return self.distance != "paper"
 
     @property
     def needs_updates(self) -> bool:
-        """Whether a step works on the updates of single clients."""
+        """Return whether a step uses the whole updates of single clients."""
         return False
 
     @property
     def compares(self) -> bool:
-        """Whether a step looks at signatures of updates."""
+        """Return whether a step uses signatures of updates."""
         return False
 
     @property
     def discloses(self) -> tuple[str, ...]:
-        """What of each client's data the server must see."""
+        """Kinds of data that the server must see of each client."""
         return ("subspaces",)
 
     def check_data(self, spec: DataSpec) -> None:
-        """Check that clients with such examples can decompose their inputs."""
+        """Check that clients can decompose inputs of this kind."""
         SubspaceQuery((), self.vectors, self.per_label).shape(spec)
 
     def init(self, params: Tensor, clients: Clients) -> State:
-        """Put all clients in one cluster; they are asked for their vectors in the first round."""
+        """Put all clients in one cluster; the first round queries their vectors."""
         return State(ParameterTree.root_only(clients.ids, params))
 
     def step(
         self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round
     ) -> tuple[State, RoundLog]:
-        """Cluster all clients, if that is still to be done; then run one round of FedAvg in every cluster."""
+        """Cluster all clients if they are not clustered yet, then run FedAvg in every cluster."""
         tree = state.tree
         events = list[Event]()
         if len(tree.nodes) == 1:
@@ -303,7 +310,7 @@ class PACFL(Algorithm[State]):
     def _clustered(
         self, tree: ParameterTree, clients: Clients
     ) -> tuple[ParameterTree, list[Event]]:
-        """Cluster all clients that send their vectors; with too few of them go on with one model."""
+        """Cluster all clients that send their vectors; if too few do, postpone the clustering."""
         everybody = sorted(clients.ids)
         needed = self.n_clusters or 1
         ids, vectors = self._vectors_of(everybody, clients)
@@ -329,7 +336,10 @@ class PACFL(Algorithm[State]):
         return ParameterTree.star(clusters, tree.nodes[0].params, unassigned=absent), [event, *told]
 
     def _most_apart(self, clients: int) -> int:
-        """Return how many of some clients may be set apart, so that enough are left to be clustered."""
+        """Return the largest number of clients that may be set apart.
+
+        It leaves at least ``n_clusters`` clients, or one, to be clustered.
+        """
         is_automatic = self.threshold in (None, "auto") and self.n_clusters is None
         share = self.set_apart
         if share is None:
@@ -339,9 +349,10 @@ class PACFL(Algorithm[State]):
     def _placed(
         self, tree: ParameterTree, waiting: Sequence[int], clients: Clients
     ) -> tuple[ParameterTree, list[Event]]:
-        """Let each straggler that now sends its vectors join the cluster of the smallest mean angle.
+        """Let stragglers that now send their vectors join the cluster of the smallest mean angle.
 
-        Members send theirs again: the server keeps none, since they show what the data looks like.
+        Members send their vectors again: the server does not store them, since they show what the
+        data looks like.
         """
         members = sorted(client for leaf in tree.leaves for client in leaf.members)
         late, new = self._vectors_of(waiting, clients)
@@ -362,7 +373,7 @@ class PACFL(Algorithm[State]):
         return placed, membership_events(tree, placed)
 
     def _distances(self, vectors: Tensor) -> NDArray[np.float64]:
-        """Return the distance between every two clients in degrees, ``[n, n]``, from their vectors ``[n, L, d, p]``."""
+        """Return all pairwise distances in degrees, ``[n, n]``, from vectors ``[n, L, d, p]``."""
         return (
             compute_nearest_angles(vectors)
             if self.distance == "code"
@@ -370,7 +381,7 @@ class PACFL(Algorithm[State]):
         )
 
     def _vectors_of(self, ids: Sequence[int], clients: Clients) -> tuple[list[int], Tensor]:
-        """Return the clients that send their vectors, and these, ``[m, L, d, p]``."""
+        """Return the clients that send their vectors, and the vectors ``[m, L, d, p]``."""
         vectors = clients.ask(SubspaceQuery(ids, self.vectors, self.per_label))
         came = has_replied(vectors)
         replied = [client for client, has_come in zip(ids, came.tolist(), strict=True) if has_come]

@@ -1,28 +1,31 @@
 """pFedMe: Dinh, Tran, Nguyen 2020 (arXiv:2006.08848), Algorithm 1.
 
-Clients descend on the Moreau envelope of their loss, min_θ f_i(θ) + λ/2‖θ − w‖²: with every
-mini-batch they look for that θ_i near w_i, and take the step w_i ← w_i − ηλ(w_i − θ_i). The server
-moves w by β towards the mean of the w_i. Clients are served with θ_i, their personal model.
+Clients descend on the Moreau envelope of their loss, min_θ f_i(θ) + λ/2‖θ − w‖². For every
+mini-batch they search for the minimiser θ_i near w_i, and take the step w_i ← w_i − ηλ(w_i − θ_i).
+The server moves w by β towards the mean of the w_i. Clients are evaluated with θ_i, their personal
+model.
 
-Where paper and official code leave a choice, this file makes it:
+Where paper and official code leave a choice, this file decides as follows:
 
-- θ_i is found by K steps of gradient descent on the mini-batch; it begins with w at the start of a
-  round, and goes on from one mini-batch to the next (official code, without the weight decay of
-  0.001 there: ``local.weight_decay`` is there for that). K = 5, λ = 15 and the step size 0.09 of
-  θ_i are the official code's, and β = 1.
-- η is the step size of local training. The R local rounds of the algorithm, each of one mini-batch,
-  are its steps: the "20 local epochs" of the official code are ``local.steps = 20``.
-- A client trains, and gets another θ_i, only in rounds in which it is in the cohort, as in the
-  algorithm; the official code lets all clients train and averages some. One that has not trained
-  yet, and a newcomer, is served with w.
-- The mean is weighted by |D_i| as in FedAvg; the algorithm's is not. With equal sizes it is the
-  same.
-- ``local.clip_norm`` is of the gradient of f_i, without the term of λ.
-- Clients are served with θ_i, as in the paper. The released code means to score θ_i, but scores w_i
-  as it is sent at the end of a round: ``test_persionalized_model`` copies from the model's own
-  parameters, which ``train`` has set to w_i. ``served = "w"`` does so, and then all of its
-  "personalized" scores are those of w_i.
-- θ_i never leaves its client. A round's loss is that at θ_i before it meets a mini-batch.
+- *Search for θ_i.* It consists of K steps of gradient descent on the mini-batch. θ_i starts from w
+  at the start of a round, and continues from one mini-batch to the next (official code, without its
+  weight decay of 0.001, for which there is ``local.weight_decay``). K = 5, λ = 15, the step size
+  0.09 of θ_i, and β = 1 are the official code's values.
+- *Local training.* η is the step size of local training. The R local rounds of the algorithm, each
+  of one mini-batch, are its steps: the "20 local epochs" of the official code are ``local.steps =
+  20``.
+- *Participation.* A client trains, and gets a new θ_i, only in rounds in which it is in the cohort,
+  as in the algorithm; the official code lets all clients train and averages some. A client that has
+  not trained yet, and a newcomer, is evaluated with w.
+- *Weights.* The mean is weighted by |D_i| as in FedAvg; the algorithm's is not. With equal sizes
+  both are the same.
+- *Clipping.* ``local.clip_norm`` limits the gradient of f_i, without the term of λ.
+- *Evaluated model.* Clients are evaluated with θ_i, as in the paper. The released code intends to
+  evaluate θ_i, but evaluates w_i as it is sent at the end of a round: ``test_persionalized_model``
+  copies from the model's own parameters, which ``train`` has set to w_i. ``served = "w"`` does so,
+  and then all "personalized" scores are those of w_i.
+- θ_i never leaves its client. A round's loss is the loss at θ_i before it is trained on a
+  mini-batch.
 """
 
 from __future__ import annotations
@@ -37,21 +40,23 @@ from fedclade.core import LARGEST, MoreauEnvelope, checked, require
 @checked()
 @dataclass(frozen=True, kw_only=True)
 class PFedMe(Ruled):
-    """pFedMe (Dinh et al. 2020): a personal model of each client near a global one, which moves towards them.
+    """pFedMe (Dinh et al. 2020): each client has a personal model near the global model.
+
+    The global model moves towards the models w_i of the clients.
 
     Parameters
     ----------
     lam
         λ, greater than 0: the larger, the nearer personal models are to the global one.
     steps
-        K: steps that look for the personal model on each mini-batch.
+        K: number of gradient steps for the personal model on each mini-batch.
     personal_lr
-        Their step size.
+        Step size of these steps.
     beta
-        β: how far the global model goes to the mean of the clients'.
+        β: factor by which the global model moves along the mean update.
     served
-        The client's own model: ``"theta"``, its personal model θ_i; or ``"w"``, w_i after its last
-        step, as in the authors' code.
+        The model with which a client is evaluated: ``"theta"``, its personal model θ_i; or ``"w"``,
+        w_i after its last step, as in the authors' code.
     """
 
     lam: float = 15.0
@@ -73,12 +78,12 @@ class PFedMe(Ruled):
 
     @property
     def rule(self) -> MoreauEnvelope:
-        """What clients do in a step."""
+        """Rule by which clients take a step of local training."""
         return MoreauEnvelope(
             lam=self.lam, steps=self.steps, lr=self.personal_lr, served=self.served
         )
 
     @property
     def server_step(self) -> float:
-        """How far the root's model goes to the mean of the clients'."""
+        """Factor β by which the root's model moves along the mean update."""
         return self.beta

@@ -1,26 +1,26 @@
-"""Private choice: clusters that no single update is shown for; fedclade's own.
+"""Private choice: clusters that do not require the server to see any single update; fedclade's own.
 
-All that is asked of clients is sums over all of them, which may carry noise, and one choice of
-each, which may be a randomized response. With ``privacy.model = "central"`` they do; without, the
-same questions have exact answers.
+The server queries only sums over all clients, which may carry noise, and one choice of each client,
+which may be a randomized response. With ``privacy.model = "central"`` sums are noisy and choices
+randomized; otherwise the same queries have exact replies.
 
-1. For some rounds all clients train one model, so that updates differ by what the clusters disagree
-   in.
-2. In the next round they train from it once more, and keep the update. Its sketch to R numbers, of
-   length 1, is u. The sum of u uᵀ shows the k directions in which clients lie (k clusters span no
-   more).
-3. Within these, the sphere is parted into cells around random points. Sums of each cell give how
-   many clients lie in it, and their mean direction; weighted k-means over these finds k centres, as
-   a coreset (Har-Peled and Mazumdar 2004) stands for all points. The best of many starts costs no
-   privacy, since it looks at the sums alone.
-4. Each client takes the centre nearest to its own direction, without any noise, and reports which:
-   that is its cluster. So centres are as good as a mean over hundreds, and a choice is wrong by
-   chance alone, with a probability of (k − 1)/(e^ε + k − 1). One noisy direction of each client
-   would do worse at the same ε (``docs/privacy-results.md``).
-5. Every cluster goes on by itself from the joint model.
+1. For some rounds all clients train one model, so that updates differ in the directions in which
+   the clusters disagree.
+2. In the next round they train from it once more, and store the update. Its sketch to R numbers,
+   scaled to length 1, is u. The sum of u uᵀ shows the k directions in which clients lie (k clusters
+   span no more).
+3. Within the space of these directions, the sphere is divided into cells around random points. Sums
+   over each cell give the number of clients in it, and their mean direction. Weighted k-means over
+   the cells finds k centres, as a coreset (Har-Peled and Mazumdar 2004) represents all points.
+   Choosing the best of many starts costs no privacy, since it uses only the sums.
+4. Each client finds the centre nearest to its own direction, without any noise, and reports its
+   index: this is its cluster. So centres are as accurate as a mean over hundreds of clients, and a
+   choice is wrong only by the randomized response, with a probability of (k − 1)/(e^ε + k − 1). One
+   noisy direction of each client would do worse at the same ε (``docs/privacy-results.md``).
+5. Every cluster continues separately from the joint model.
 
-Clients that report no choice wait at the root, in no cluster, as newcomers do: nothing more is
-asked of them.
+Clients that report no choice wait at the root, in no cluster, as newcomers do: they receive no
+further queries.
 """
 
 from __future__ import annotations
@@ -57,7 +57,13 @@ from fedclade.core import (
 
 @dataclass(frozen=True, eq=False)
 class PrivateChoiceState(State):
-    """Whether clients have chosen."""
+    """State of private choice between rounds.
+
+    Parameters
+    ----------
+    chosen
+        Whether clients have chosen their clusters.
+    """
 
     chosen: bool = False
 
@@ -65,19 +71,19 @@ class PrivateChoiceState(State):
 @checked()
 @dataclass(frozen=True, kw_only=True)
 class PrivateChoice(Algorithm[PrivateChoiceState]):
-    """Clusters found by sums alone, each client's chosen by itself and reported by randomized response.
+    """Clusters found by sums over clients; each client chooses its own by randomized response.
 
     Parameters
     ----------
     clusters
         Number k of clusters, at least 2.
     rounds_before
-        Rounds of federated learning before clients choose.
+        Number of rounds of federated learning before clients choose.
     sketch
-        R, how many numbers an update is sketched to. More keep clients apart better, and noise has
-        more room in them.
+        R, the number of entries of an update's sketch. Larger sketches separate clients better, but
+        carry more noise in total.
     cells
-        B, how many cells.
+        B, the number of cells.
     """
 
     state_type = PrivateChoiceState
@@ -99,11 +105,14 @@ class PrivateChoice(Algorithm[PrivateChoiceState]):
         )
 
     def check_model(self, parameters: int, clients: int, memory: int) -> None:
-        """Check that ``sketch`` is at most the model's size, or its default, and that the replies fit into memory."""
+        """Check that ``sketch`` is not larger than the model, and that replies fit into memory.
+
+        The default of ``sketch`` is always allowed.
+        """
         most = max(parameters, type(self).sketch)
         rule = f"at most {most} for a model of {parameters} parameters"
         require(("algorithm.sketch", self.sketch, self.sketch <= most, rule))
-        # The replies of all clients at once, and of one client what they are computed from.
+        # The replies of all clients at once, and the numbers from which one client computes its.
         for name, numbers in (
             ("sketch", self.sketch * (self.sketch + 1) // 2),
             ("cells", self.cells * (1 + self.clusters)),
@@ -118,16 +127,16 @@ class PrivateChoice(Algorithm[PrivateChoiceState]):
 
     @property
     def needs_updates(self) -> bool:
-        """Whether a step works on the updates of single clients."""
+        """Return whether a step uses the whole updates of single clients."""
         return False
 
     @property
     def compares(self) -> bool:
-        """Whether a step looks at signatures of updates."""
+        """Return whether a step uses signatures of updates."""
         return False
 
     def too_short(self, rounds: int) -> str:
-        """Return what a run of so few rounds misses: the choice."""
+        """Return a warning if the run ends before clients choose their clusters."""
         return never_clusters(self, self.rounds_before + 1, rounds, "rounds_before")
 
     def init(self, params: Tensor, clients: Clients) -> PrivateChoiceState:
@@ -137,7 +146,7 @@ class PrivateChoice(Algorithm[PrivateChoiceState]):
     def sample_cohort(
         self, state: PrivateChoiceState, fraction: float, draw: np.random.Generator
     ) -> tuple[int, ...]:
-        """Sample from every cluster; those that wait in none train no model."""
+        """Sample clients from every cluster; clients that wait in no cluster are not sampled."""
         inside = {client for leaf in state.tree.leaves for client in leaf.members}
         return tuple(
             client for client in super().sample_cohort(state, fraction, draw) if client in inside
@@ -146,7 +155,7 @@ class PrivateChoice(Algorithm[PrivateChoiceState]):
     def step(
         self, state: PrivateChoiceState, cohort: Sequence[int], clients: Clients, this_round: Round
     ) -> tuple[PrivateChoiceState, RoundLog]:
-        """Run a round of federated learning in every cluster, or let clients choose theirs."""
+        """Run a round of federated learning in every cluster, or let clients choose clusters."""
         if this_round.number <= self.rounds_before or state.chosen:
             parts = train_clusters(state, cohort, clients, this_round)
             return replace(state, tree=move_clusters(state.tree, parts)), log_of(parts)
@@ -184,7 +193,7 @@ class PrivateChoice(Algorithm[PrivateChoiceState]):
     def join(
         self, state: PrivateChoiceState, ids: Sequence[int], clients: Clients, this_round: Round
     ) -> tuple[PrivateChoiceState, list[Event]]:
-        """Let newcomers wait at the root, with the joint model."""
+        """Add newcomers at the root, where they wait with the joint model."""
         return replace(state, tree=state.tree.with_newcomers(ids)), [Joined(0, tuple(ids))]
 
 
@@ -192,7 +201,7 @@ def _chosen(
     tree: ParameterTree, told: Updates, k: int, number: int
 ) -> tuple[ParameterTree, ClusterSplit]:
     """Return the tree with a leaf for each cluster, the largest first, all with the joint model."""
-    assert told.components is not None  # as it was asked for
+    assert told.components is not None  # since the query was a Choice
     clusters: list[list[int]] = [[] for _ in range(k)]
     for client, choice in zip(told.ids, told.components.tolist(), strict=True):
         clusters[choice].append(client)

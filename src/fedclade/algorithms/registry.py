@@ -1,4 +1,4 @@
-"""Methods by their names: the records of fedclade's own, and those of installed packages."""
+"""Methods by name: the records of fedclade's own methods, and of methods in installed packages."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from fedclade.core import (
 
 
 def _record(name: str, algorithm: type[Algorithm], description: str, **details: Any) -> Method:
-    """Return the record of a method of fedclade, whose page and config are named after it."""
+    """Return the record of one of fedclade's methods, with its name for page and config."""
     usual: dict[str, Any] = {
         "scenarios": ("arena", "suite"),
         "config": f"{name}-mnist-label-swap",
@@ -465,13 +465,15 @@ ALGORITHMS: Mapping[str, Method] = {method.name: method for method in METHODS}
 """The records of fedclade's own methods, by name."""
 
 TRUTH = ("true_clusters", "later")
-"""Parameters that are no hyper-parameters: only the oracle gets them, and no file has them."""
+"""Parameters of the oracle that are not hyper-parameters, and are never stored in files."""
 
 
 def method_named(name: object) -> Method:
-    """Return the record of a method by its name: one of :data:`ALGORITHMS`, a package's, or ``module:object``.
+    """Return the record of a method by its name.
 
-    The object is a record or a class; a class without a record gets one of what its attributes say.
+    The name is one of :data:`ALGORITHMS`, of a package's entry points, or ``module:object``. The
+    object is a record or a class; a class without a record gets one that is made from its
+    attributes.
 
     Raises
     ------
@@ -492,16 +494,16 @@ def method_named(name: object) -> Method:
 
 
 def method_of_run(name: str) -> Method | None:
-    """Return the record of a method that a run folder names; None if it is neither fedclade's nor a package's.
+    """Return the record of a method that a run folder names, or None if it is not installed.
 
-    A folder may come from a stranger, so no ``module:object`` is imported.
+    Run folders may come from untrusted sources, so no ``module:object`` is imported.
     """
     if name not in {*ALGORITHMS, *installed("algorithms")}:
         return None
     try:
         return method_named(name)
     except ConfigError:
-        # of a package that is broken, without which the run can be read all the same
+        # The package of the method is broken, but the run can be read without it.
         return None
 
 
@@ -536,12 +538,12 @@ def _check_class(name: object, found: Any) -> type[Algorithm]:
 
 
 def _class_of(found: Any) -> Any:
-    """Return the class of a record; anything else as it is."""
+    """Return the class of a record; any other object unchanged."""
     return found.algorithm if isinstance(found, Method) else found
 
 
 def options_of(algorithm: Algorithm) -> dict[str, Any]:
-    """Return an algorithm's hyper-parameters, with which :func:`build_algorithm` builds it again."""
+    """Return an algorithm's hyper-parameters, from which :func:`build_algorithm` builds it."""
     given = (
         [each.name for each in fields(algorithm) if each.init] if is_dataclass(algorithm) else []
     )
@@ -549,7 +551,10 @@ def options_of(algorithm: Algorithm) -> dict[str, Any]:
 
 
 def describe(algorithm: Algorithm) -> dict[str, Any]:
-    """Return an algorithm's name and hyper-parameters, as a config has them; objects by a text that describes them."""
+    """Return an algorithm's name and hyper-parameters, in the form of a config.
+
+    Objects are replaced by a text that describes them.
+    """
     options = {
         name: getattr(value, "described", value) for name, value in options_of(algorithm).items()
     }
@@ -567,18 +572,19 @@ def build_algorithm(
     Parameters
     ----------
     name
-        One of :data:`ALGORITHMS` or of an installed package's entry points ``fedclade.algorithms``,
-        or ``module:Class``.
+        A name of :data:`ALGORITHMS` or of an installed package's entry points
+        ``fedclade.algorithms``, or ``module:Class``.
     options
-        Its hyper-parameters; what is left out keeps its default.
+        The hyper-parameters; those that are missing have their defaults.
     true_clusters, later
-        Handed to the ``oracle``, and to nobody else: those at first, and those from some rounds on.
+        The true clusters at the start, and after changes of the data, by round. Only the ``oracle``
+        receives them.
 
     Raises
     ------
     ConfigError
         If the name or an option is unknown, an option is missing, a value is out of range, or the
-        truth that the oracle needs is not known.
+        true clusters that the oracle needs are not known.
     """
     kind = algorithm_class(name)
     owner = f"algorithm {name!r}"

@@ -1,30 +1,31 @@
 """SCAFFOLD: Karimireddy, Kale, Mohri, Reddi, Stich, Suresh 2020 (arXiv:1910.06378), Algorithm 1.
 
-FedAvg whose clients correct each gradient by c − c_i, the server's control variate less their own:
-y_i ← y_i − η_l (g_i(y_i) − c_i + c). So their models do not drift apart by what their data differ
-in.
+FedAvg whose clients correct each gradient by c − c_i, the server's control variate minus their own:
+y_i ← y_i − η_l (g_i(y_i) − c_i + c). The correction prevents the drift of clients' models that
+differences between their data cause.
 
-Where paper and others leave a choice, this file makes it:
+Where paper and other implementations leave a choice, this file decides as follows:
 
-- c_i is option II: c_i⁺ = c_i − c + (x − y_i)/(K η_l), with the steps K that the client has really
-  taken, which differ where local training counts epochs. c and all c_i begin with zeros, and so
-  does c_i of a client that joins later.
-- A client sends Δy_i alone: c_i⁺ − c_i = −c − Δy_i/(K η_l), and the server knows K from the
-  client's |D_i|. So traffic is twice that of FedAvg down, and the same up. Where the server lets a
-  client weigh less, or shortens its update, c still moves by the whole of it, as c_i has: one that
-  lies moves c by its share of what ``largest_norm`` lets through. Where updates are coded or
-  private, c is not quite the mean of the c_i.
-- Who joins has c_i = 0, so c shrinks to the mean over more clients. Where a client leaves, or an
-  update gets lost, whose client has moved c_i, or data changes its size, c stays beside the mean of
-  the c_i for good: the model then settles beside the optimum.
-- Means are weighted by |D_i| as in FedAvg, that of the c_i too: c ← c + Σ_{i∈S} |D_i| (c_i⁺ − c_i)
-  / Σ_i |D_i|, below over all clients. The algorithm's means are plain: x ← x + η_g/|S| Σ Δy_i and c
-  ← c + 1/N Σ (c_i⁺ − c_i), lines 16 and 17. ``weighted = false`` takes these. With equal sizes it
-  is the same.
-- Steps are plain SGD: with momentum (x − y_i)/(K η_l) would not be a mean of gradients, so it is
-  refused.
+- *Control variates.* c_i is option II: c_i⁺ = c_i − c + (x − y_i)/(K η_l), where K is the number of
+  steps that the client has really taken, which differs between clients if local training counts
+  epochs. c and all c_i start as zeros, and so does c_i of a client that joins later.
+- *Traffic.* A client sends only Δy_i: c_i⁺ − c_i = −c − Δy_i/(K η_l), and the server knows K from
+  the client's |D_i|. So downloads are twice those of FedAvg, and uploads the same. If the server
+  limits a client's weight, or shortens its update, c still moves by the whole update, as c_i has: a
+  malicious client moves c by its share of the norm that ``largest_norm`` permits. If updates are
+  compressed or private, c is only approximately the mean of the c_i.
+- *Membership.* A newcomer has c_i = 0, so c shrinks to the mean over more clients. If a client
+  leaves, if an update is lost after its client has changed c_i, or if data changes in size, c
+  differs permanently from the mean of the c_i: the model then converges to a point away from the
+  optimum.
+- *Weights.* Means are weighted by |D_i| as in FedAvg, also the mean of the c_i: c ← c + Σ_{i∈S}
+  |D_i| (c_i⁺ − c_i) / Σ_i |D_i|, where the sum in the denominator is over all clients. The
+  algorithm's means are plain: x ← x + η_g/|S| Σ Δy_i and c ← c + 1/N Σ (c_i⁺ − c_i), lines 16 and
+  17. ``weighted = false`` uses these. With equal sizes both are the same.
+- *Local training.* Steps are plain SGD: with momentum (x − y_i)/(K η_l) would not be a mean of
+  gradients, so momentum is refused.
 - η_g = 1, as in the paper's experiments. Buffers, such as BatchNorm's, are averaged; they have no
-  control variate, and personal parameters have none.
+  control variate, and neither have personal parameters.
 """
 
 from __future__ import annotations
@@ -55,7 +56,13 @@ from fedclade.core import (
 
 @dataclass(frozen=True, eq=False)
 class ScaffoldState(State):
-    """The server's control variate c, ``[S]``, zeros where buffers are."""
+    """State of SCAFFOLD between rounds.
+
+    Parameters
+    ----------
+    control
+        The server's control variate c, ``[S]``; zeros at the model's buffers.
+    """
 
     control: Tensor
 
@@ -63,12 +70,12 @@ class ScaffoldState(State):
 @checked()
 @dataclass(frozen=True, kw_only=True)
 class Scaffold(OneCohort[ScaffoldState]):
-    """SCAFFOLD (Karimireddy et al. 2020): FedAvg with control variates against the drift of the clients.
+    """SCAFFOLD (Karimireddy et al. 2020): FedAvg with control variates against client drift.
 
     Parameters
     ----------
     server_lr
-        η_g: how far the global model goes to the mean of the clients'.
+        η_g, greater than 0: factor by which the global model moves along the mean update.
     weighted
         Whether means have the weights |D_i|, as in FedAvg, or are plain, as in Algorithm 1.
     """
@@ -91,7 +98,7 @@ class Scaffold(OneCohort[ScaffoldState]):
 
     @property
     def compares(self) -> bool:
-        """Whether a step looks at signatures of updates."""
+        """Return whether a step uses signatures of updates."""
         return False
 
     def check_training(self, spec: LocalTraining) -> None:
@@ -99,13 +106,16 @@ class Scaffold(OneCohort[ScaffoldState]):
         ControlVariates().check_training(spec)
 
     def init(self, params: Tensor, clients: Clients) -> ScaffoldState:
-        """Put all clients under the global model, with c = 0."""
+        """Put all clients at the global model, with c = 0."""
         return ScaffoldState(ParameterTree.root_only(clients.ids, params), torch.zeros_like(params))
 
     def join(
         self, state: ScaffoldState, ids: Sequence[int], clients: Clients, this_round: Round
     ) -> tuple[ScaffoldState, list[Event]]:
-        """Take newcomers in; c is the mean over the examples of all clients, or over all clients."""
+        """Add newcomers, and scale c, since their c_i are zero and c is the mean over all clients.
+
+        The mean is weighted by numbers of examples, or plain, see ``weighted``.
+        """
         weights = clients.sizes if self.weighted else dict.fromkeys(clients.sizes, 1)
         share = 1 - sum(weights[client] for client in ids) / sum(weights.values())
         state, events = super().join(state, ids, clients, this_round)
@@ -128,7 +138,7 @@ class Scaffold(OneCohort[ScaffoldState]):
     def _control_step(
         self, control: Tensor, updates: Updates, clients: Clients, this_round: Round
     ) -> Tensor:
-        """Return what c moves by, ``[S]``, by the examples of all clients, or by their number."""
+        """Return the step of c, ``[S]``, weighted by numbers of examples or plain."""
         if self.weighted:
             return _moved(control, updates, updates.sizes, sum(clients.sizes.values()), this_round)
         return _moved(
@@ -139,10 +149,20 @@ class Scaffold(OneCohort[ScaffoldState]):
 def _moved(
     control: Tensor, updates: Updates, weights: Tensor, total: int, this_round: Round
 ) -> Tensor:
-    """Return Σ_{i∈S} weight_i (c_i⁺ − c_i) / total, ``[S]``, or, by a robust rule, what takes the place of the mean.
+    """Return Σ_{i∈S} weight_i (c_i⁺ − c_i) / total, ``[S]``, or a robust rule's replacement.
 
-    ``weights`` ``[n]`` are those of the clients that answered, and ``total`` is the sum of all
-    clients' weights.
+    Parameters
+    ----------
+    control
+        c, ``[S]``.
+    updates
+        Updates of the n clients that replied.
+    weights
+        Weights of these clients, ``[n]``.
+    total
+        Sum of all clients' weights.
+    this_round
+        The round, with its local training.
     """
     deltas = updates.required_deltas
     moved = torch.zeros_like(control)
@@ -150,7 +170,7 @@ def _moved(
     steps = torch.tensor(
         [this_round.spec.steps_with(int(size)) for size in trained_on.tolist()], dtype=torch.float64
     )
-    if updates.shortened is not None:  # c_i has moved by the whole update
+    if updates.shortened is not None:  # the client changed c_i by its whole update
         steps = steps * updates.shortened
     D = updates.n_parameters
     if updates.aggregation is not None:

@@ -111,7 +111,7 @@ class SplitCriterion(ABC):
 
     @property
     def asks_for_gradients(self) -> bool:
-        """Return whether clients are queried for gradients, which secure aggregation does not mask."""
+        """Return whether clients send gradients, which secure aggregation does not mask."""
         return False
 
     def init(self, state: CFLState, clients: Clients) -> CFLState:

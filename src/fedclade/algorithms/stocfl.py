@@ -1,34 +1,35 @@
-"""Stochastic Clustered Federated Learning (StoCFL): Zeng, Hu, Liu, Yu, Wang, Xu 2023 (arXiv:2303.00897).
+"""StoCFL, Stochastic Clustered Federated Learning (arXiv:2303.00897).
 
-Every client shows once what its data is like: Ψ_i, how far an anchor model moves when it trains on
-it. In each round the clusters of the sampled clients are compared by the mean of these members' Ψ;
-pairs whose cosine is at least τ become one. So the number of clusters is found, and no cluster is
-ever split. Then the clients train their clusters' models, held near a global model ω that is
-trained beside them: min f_i(θ_k) + μ/2‖θ_k − ω‖², and ω as in FedAvg.
+Zeng, Hu, Liu, Yu, Wang, Xu 2023. Every client once sends a representation Ψ_i of its data: the
+update of an anchor model that it trains on the data. In each round the clusters of the sampled
+clients are compared by the mean Ψ of their sampled members, and pairs with a cosine of at least τ
+are merged. So the number of clusters is found, and no cluster is ever split. Then the clients train
+their clusters' models, near a global model ω that is trained as well: min f_i(θ_k) + μ/2‖θ_k − ω‖²,
+and ω as in FedAvg.
 
 This file follows the authors' code (``StoCFL-FCC+CFL.py``) in its order of steps. Choices and
 departures:
 
-- The anchor is the initial model, as in the code. Ψ_i is trained as the run's clients train in the
-  round in which i is first sampled, for ``anchor_epochs``; the server keeps it, and does not ask
-  again should the data change.
-- Clients that no round has sampled yet are in no cluster; in the code each is a cluster by itself,
-  which is the same, as only sampled clients are compared. They are served with ω.
-- Means of Ψ are plain and over the sampled members, and stay as they were while pairs are united,
-  as in the code. (The less noisy the means, the larger their cosines: a τ that holds two clusters
-  apart while they are small may unite them when they have grown.) Means of models are weighted by
-  |D_i| as in FedAvg; the code's are not. With equal sizes it is the same.
-- United clusters go on with the model of the larger one, as in the code; of one that has trained
-  rather than of one that has not, which the code does or does not by the order of their numbers; of
-  equals with that of the older.
-- A new cluster starts from ω as it is before the round (code). ω trains as the run is configured,
-  beside the clusters' models and over the same batches, from the same ω for all; the code's FEMNIST
-  trainer hands it from client to client.
-- A client that does not send Ψ_i takes no part in the round. Newcomers during a run are as clients
-  not sampled yet. A newcomer to a finished run joins the cluster whose members' mean Ψ has the
-  largest cosine with its own, if that is at least τ; otherwise it would be a cluster of its own,
-  which begins at ω.
-- Defaults are those of the code's example for rotated CIFAR-10; τ depends on the data.
+- *Anchor.* It is the initial model, as in the code. Ψ_i is trained with the local training of the
+  round in which client i is first sampled, for ``anchor_epochs``. The server stores it, and does
+  not query it again if the data changes.
+- *Clients that were never sampled* are in no cluster. In the code each is a cluster by itself,
+  which is equivalent, as only sampled clients are compared. They are evaluated with ω.
+- *Means of Ψ* are plain means over the sampled members, and are not updated while pairs are merged,
+  as in the code. (The less noisy the means, the larger their cosines: a τ that separates two
+  clusters while they are small may merge them when they have grown.) Means of models are weighted
+  by |D_i| as in FedAvg; the code's are not. With equal sizes both are the same.
+- *Merged clusters* continue with the model of the larger one, as in the code. A cluster that has
+  trained takes precedence over one that has not; in the code this depends on the order of their
+  numbers. Of equals, the older one's model continues.
+- *New clusters* start from ω as it is before the round (code). ω is trained by the configured local
+  training, in addition to the clusters' models and over the same batches, and all clients start
+  from the same ω; the code's FEMNIST trainer passes it from client to client.
+- *Missing replies and newcomers.* A client that does not send Ψ_i takes no part in the round.
+  Newcomers during a run are treated like clients that were never sampled. A newcomer to a finished
+  run joins the cluster whose members' mean Ψ has the largest cosine with its own, if that is at
+  least τ; otherwise it would be a cluster by itself that begins at ω.
+- *Defaults* are those of the code's example for rotated CIFAR-10; τ depends on the data.
 """
 
 from __future__ import annotations
@@ -76,19 +77,19 @@ from fedclade.core import (
 @checked()
 @dataclass(frozen=True, kw_only=True)
 class StoCFL(OneCohort[State]):
-    """StoCFL (Zeng et al. 2023): clusters are united where an anchor model moves alike on their clients' data.
+    """StoCFL (Zeng et al. 2023): clusters are merged if clients' anchor updates are similar.
 
-    The root has the anchor, and beside it ω, which goes on; each cluster caches the Ψ of its
+    The root stores the anchor and, as its continued model, ω. Each cluster caches the Ψ of its
     members.
 
     Parameters
     ----------
     tau
-        τ, in [-1, 1]: clusters are united if the cosine of their mean Ψ is at least this.
+        τ, in [-1, 1]: clusters are merged if the cosine of their mean Ψ is at least τ.
     mu
-        μ, at least 0: how strongly clusters' models are held near the global one.
+        μ, at least 0: weight of the proximal term that keeps clusters' models near the global one.
     anchor_epochs
-        For how many epochs the anchor trains on a client's data.
+        Number of epochs for which the anchor trains on a client's data.
     """
 
     tau: float = 0.65
@@ -105,17 +106,17 @@ class StoCFL(OneCohort[State]):
 
     @property
     def needs_updates(self) -> bool:
-        """Whether a step works on the updates of single clients."""
+        """Return whether a step uses the whole updates of single clients."""
         return False
 
     def init(self, params: Tensor, clients: Clients) -> State:
-        """Take the initial model as the anchor and as ω; nobody is in a cluster."""
+        """Take the initial model as the anchor and as ω; no client is in a cluster yet."""
         return State(ParameterTree.root_only(clients.ids, params))
 
     def step(
         self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round
     ) -> tuple[State, RoundLog]:
-        """Observe who has not been, unite clusters, and train their models and ω."""
+        """Query Ψ of new clients, merge clusters, and train their models and ω."""
         before = state.tree
         cohort = sorted(cohort)
         clustered = {client for leaf in _clusters(before) for client in leaf.members}
@@ -131,7 +132,7 @@ class StoCFL(OneCohort[State]):
         near = replace(this_round, spec=replace(this_round.spec, mu=self.mu))
         models, anchors = torch.cat([models, omega]), [len(models)] * len(cohort)
         parts = by_cluster(tree, clients.train(cohort, models, rows, near, anchors), near)
-        # ω has been sent to be held near it
+        # With μ > 0 the clients have already received ω, for the proximal term.
         sent = "updates" if self.mu else this_round.communicates
         beside = replace(this_round, purpose=BESIDE, communicates=sent)
         of_all = ClusterUpdate.of(
@@ -144,13 +145,16 @@ class StoCFL(OneCohort[State]):
     def join(
         self, state: State, ids: Sequence[int], clients: Clients, this_round: Round
     ) -> tuple[State, list[Event]]:
-        """Take newcomers in, who are in no cluster until they are sampled."""
+        """Add newcomers at the root; they join a cluster when they are first sampled."""
         return replace(state, tree=state.tree.with_newcomers(ids)), [Joined(0, tuple(ids))]
 
     def assign(
         self, tree: ParameterTree, ids: Sequence[int], clients: Clients, this_round: Round
     ) -> Sequence[Assignment]:
-        """Let newcomers join the cluster with the nearest mean Ψ, if it is near enough; the others are the root's."""
+        """Let newcomers join the cluster of the most similar mean Ψ, or else use the root's model.
+
+        They join if the cosine is at least τ.
+        """
         leaves = _clusters(tree)
         if not leaves:
             return assign_to_root(ids)
@@ -181,9 +185,10 @@ class StoCFL(OneCohort[State]):
         observed: Updates | None,
         this_round: Round,
     ) -> ParameterTree:
-        """Return the tree with those clusters united whose sampled members' mean Ψ are alike; the tree, if none are.
+        """Return the tree after similar clusters are merged; the same tree if no cluster changes.
 
-        Every client that was observed first is a cluster of its own.
+        Every client with a new Ψ starts as a cluster by itself. Clusters are compared by the mean Ψ
+        of their sampled members.
         """
         groups = [Group(leaf.members, leaf.id, leaf.params, _psi(leaf)) for leaf in _clusters(tree)]
         if observed is not None and observed.ids:
@@ -219,18 +224,21 @@ class StoCFL(OneCohort[State]):
 
 
 def _clusters(tree: ParameterTree) -> list[Node]:
-    """Return the clusters that have members; before the first there are none."""
+    """Return the clusters that have members."""
     return [leaf for leaf in tree.leaves if leaf.id and leaf.members]
 
 
 def _psi(cluster: Node | Group) -> Tensor:
     """Return Ψ of a cluster's members, ``[n, R]``."""
-    assert cluster.cached is not None  # as of every cluster with members
+    assert cluster.cached is not None  # every cluster with members caches its Ψ
     return cluster.cached
 
 
 def _pairs(means: Sequence[Tensor], tau: float, *, signs: bool = False) -> list[tuple[int, int]]:
-    """Return the pairs of rows whose cosine is at least τ, the largest first; rows may be means of ``signs``."""
+    """Return the pairs of rows whose cosine is at least τ, the most similar pair first.
+
+    With ``signs`` the rows are means of signatures that consist of signs.
+    """
     if len(means) < 2:
         return []
     alpha = cosine_similarity(torch.stack(list(means)), signs=signs)
@@ -243,14 +251,14 @@ def _pairs(means: Sequence[Tensor], tau: float, *, signs: bool = False) -> list[
 
 
 def _root(became: Sequence[int], place: int) -> int:
-    """Return which cluster one has become part of."""
+    """Return the index of the cluster that the cluster at ``place`` has become part of."""
     while became[place] != place:
         place = became[place]
     return place
 
 
 def _union(kept: Group, gone: Group) -> Group:
-    """Return two clusters as one, with the model of the first."""
+    """Return the union of two clusters, with the model of the first."""
     members = [*kept.members, *gone.members]
     order = sorted(range(len(members)), key=members.__getitem__)
     cached = torch.cat([_psi(kept), _psi(gone)])[order]

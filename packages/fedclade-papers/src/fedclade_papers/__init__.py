@@ -1,8 +1,8 @@
-"""The tables and figures of the papers, measured again: the papers' own numbers beside ours.
+"""The papers' tables and figures, measured again, with the papers' own numbers for comparison.
 
-A folder for each paper: ``experiments.toml`` has its settings, claims and numbers, the modules
-measure and draw. The command line imports this room. It uses the library as its users do, and no
-other room depends on it.
+There is a folder for each paper: ``experiments.toml`` has its settings, claims and numbers, and the
+modules measure and draw. The command line imports this package. It uses fedclade as users do, and
+no other package depends on it.
 """
 
 from fedclade_papers import cfl, fedgroup, fl_hc

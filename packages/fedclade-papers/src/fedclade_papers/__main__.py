@@ -1,4 +1,7 @@
-"""``python -m fedclade_papers NAME`` is ``fedclade reproduce NAME``, also where the package is not installed."""
+"""Entry point ``python -m fedclade_papers NAME``, the same as ``fedclade reproduce NAME``.
+
+It also works where the package is not installed.
+"""
 
 import sys
 

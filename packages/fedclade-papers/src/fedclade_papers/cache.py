@@ -1,4 +1,4 @@
-"""The cache of what experiments measure: piece by piece, so that an interrupted call goes on."""
+"""Cache of measured pieces of experiments, so that an interrupted command can continue."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ from fedclade.data import SOURCES
 from fedclade.runs import Maker
 
 Settings = Mapping[str, Any]
-"""Of an experiment at one scale, as JSON has them."""
+"""Settings of an experiment at one scale, in JSON's types."""
 
 OF_A_FEDERATION = ("clients", "samples_per_client", "test_samples", "source_arguments")
+"""Settings that are passed to :func:`fedclade.load_federation`."""
 
 
 def local_of(settings: Settings) -> LocalTraining:
-    """Return the local training that settings name."""
+    """Return the local training that the settings describe."""
     return LocalTraining(
         **{
             each.name: settings[each.name]
@@ -65,11 +66,31 @@ def maker_of(federation: Federation, model: str, arguments: Settings | None = No
 
 
 class ResultCache:
-    """Makes the pieces of experiments, and keeps them in a folder: an interrupted call goes on where it stopped.
+    """Cache that makes the pieces of an experiment and stores them in a folder.
 
-    Pieces made with other settings are not used. ``say`` is called with the key of each piece as it
-    begins; ``stop`` is queried before every piece, and after every round of its runs. A damaged
-    file of pieces raises :class:`RunError`.
+    An interrupted command continues after the last stored piece. Pieces made with other settings
+    are not used.
+
+    Parameters
+    ----------
+    settings
+        The settings on which the pieces depend.
+    data_dir
+        Folder with data sets. None: they are downloaded.
+    device
+        Device for training.
+    folder
+        Folder for the pieces. None: they are not stored.
+    say
+        Function that is called with the key of each piece before it is made.
+    stop
+        Function that is queried before every piece and after every round of its runs; if it returns
+        True, the measurement is interrupted.
+
+    Raises
+    ------
+    RunError
+        If a file of pieces is damaged.
     """
 
     def __init__(
@@ -97,13 +118,14 @@ class ResultCache:
 
     @property
     def seconds(self) -> float:
-        """What the pieces took, those of earlier calls included, and each counted once."""
+        """Time that the pieces took, also in earlier calls; each piece counts once."""
         return self._seconds + sum(cache.seconds for cache in self._within.values())
 
     def within(self, settings: Settings) -> ResultCache:
-        """Return the cache of a part of the settings: its pieces are shared by all experiments that have the part.
+        """Return the cache for a part of the settings.
 
-        They have to share their folder, too, see :attr:`Experiment.pieces`.
+        Its pieces are shared by all experiments with this part of the settings, if they also share
+        their folder, see :attr:`Experiment.pieces`.
         """
         part = json.dumps(settings, sort_keys=True)
         if part not in self._within:
@@ -116,10 +138,19 @@ class ResultCache:
         return self._within[part]
 
     def piece(self, key: str, make: Callable[[], Any]) -> Any:
-        """Return what ``make`` makes, as JSON has it; it is called only if no earlier call has kept this piece.
+        """Return the value of ``make``, in JSON's types, from the cache if it is stored there.
 
-        The key names it within the experiment: ``"c_max, seed 1"``. If ``stop`` is True,
-        :class:`RunInterrupted` is raised.
+        Parameters
+        ----------
+        key
+            Name of the piece within the experiment: ``"c_max, seed 1"``.
+        make
+            Function that makes the piece; called only if no earlier call has stored it.
+
+        Raises
+        ------
+        RunInterrupted
+            If ``stop`` returned True.
         """
         if key not in self._done:
             if self.stop():
@@ -143,11 +174,14 @@ class ResultCache:
         return self._done[key]["value"]
 
     def by_seed(self, key: str, seeds: Sequence[int], make: Callable[[int], Any]) -> list[Any]:
-        """Return the pieces that ``make`` makes of seeds, each as by :meth:`piece`."""
+        """Return the value of ``make`` for each seed, each from :meth:`piece`."""
         return [self.piece(f"{key}, seed {seed}", partial(make, seed)) for seed in seeds]
 
     def federation(self, data: str, settings: Settings, seed: int, **more: Any) -> Federation:
-        """Return the clients of a data set as settings say; ``more`` is as of :func:`fedclade.load_federation`."""
+        """Return the clients of a data set with the given settings.
+
+        ``more`` are further arguments of :func:`fedclade.load_federation`.
+        """
         given: dict[str, Any] = {key: settings[key] for key in OF_A_FEDERATION if key in settings}
         return load_federation(data, seed=seed, data_dir=self.data_dir, **{**given, **more})
 
@@ -162,9 +196,19 @@ class ResultCache:
         key: str | None = None,
         **more: Any,
     ) -> Run:
-        """Run an algorithm as settings say; with the ``key`` of a piece it goes on from the piece's run folder.
+        """Run an algorithm with the given settings.
 
-        ``more`` is as of :func:`fedclade.simulate`.
+        Parameters
+        ----------
+        algorithm, model, federation, seed
+            As in :func:`fedclade.simulate`.
+        settings
+            Settings with the number of rounds and the local training.
+        key
+            Key of the piece that the run belongs to; an interrupted run then continues from the run
+            folder of the piece.
+        **more
+            Further arguments of :func:`fedclade.simulate`.
         """
         more = {
             "local": local_of(settings),
@@ -178,10 +222,10 @@ class ResultCache:
         )
 
     def folder_for(self, key: str) -> Path | None:
-        """Return the run folder of a long piece, removed once the piece is kept; None if none is kept.
+        """Return the run folder of a long piece; None if pieces are not stored.
 
-        A run that is interrupted goes on from its newest checkpoint; the seconds of a piece are
-        those since then.
+        An interrupted run continues from its last checkpoint; the time of the piece then counts
+        from that point. The folder is removed when the piece is stored.
         """
         if self._folder is None:
             return None
@@ -189,12 +233,15 @@ class ResultCache:
         return self._folder / re.sub(r"[^\w.=-]+", "-", key)
 
     def may_have(self, data: str) -> bool:
-        """Return whether a data set is at hand, or may come from the Hub, as no data folder is named."""
+        """Return whether a data set is available, or can be downloaded as no data folder is set."""
         return self.data_dir is None or is_at_hand(data, self.data_dir)
 
 
 def is_at_hand(data: str, data_dir: Path | None) -> bool:
-    """Return whether a data set comes with the package or lies in a data folder; the Hub is not queried."""
+    """Return whether a data set comes with the package or is in a data folder.
+
+    Data sets that would have to be downloaded do not count.
+    """
     folder = None if data_dir is None else data_dir.expanduser() / data
     return SOURCES[data].hub is None or (
         folder is not None and folder.is_dir() and any(folder.iterdir())
@@ -202,7 +249,10 @@ def is_at_hand(data: str, data_dir: Path | None) -> bool:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """Return the pieces of a file by key; a last line that was cut off is removed."""
+    """Return the stored pieces of a file by key.
+
+    An incomplete last line is removed from the file.
+    """
     whole = [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
     try:
         pieces = [json.loads(line) for line in whole]

@@ -1,4 +1,4 @@
-"""The command ``reproduce``: the papers' tables and figures, measured again."""
+"""The command ``reproduce``, which measures the papers' tables and figures again."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ALL = "all"
 
 
 class ScaleName(StrEnum):
-    """How much is measured."""
+    """Scale of a measurement."""
 
     SMOKE = "smoke"
     LAPTOP = "laptop"
@@ -76,10 +76,9 @@ def reproduce(
     data_dir: DataDir = None,
     device: Device = "auto",
 ) -> None:
-    """Measure tables and figures of the papers again, and put the papers' figures beside ours.
+    """Measure tables and figures of the papers again, and compare them with the papers' figures.
 
-    What is measured is kept piece by piece: the same command goes on where an interrupted one
-    stopped.
+    Measured pieces are stored: the same command continues after an interruption.
 
     Example: fedclade reproduce cfl-fig3-theory --scale smoke
     """
@@ -95,7 +94,7 @@ def reproduce(
     with interruptible(lambda: "go on with the same command") as stop:
         for experiment in chosen:
             missing = missing_data(experiment, scale.value, data_dir)
-            # of all, those are measured that can be
+            # "all" measures the experiments whose data is available.
             if missing and experiment.name not in (names or []):
                 what = f"{', '.join(missing)} is not in {escape(str(data_dir))}"
                 console.print(f"[yellow]{experiment.name} is left out:[/] {what}\n")
@@ -126,12 +125,12 @@ def reproduce(
 
 
 def choose(names: Sequence[str], known: Mapping[str, Experiment]) -> list[Experiment]:
-    """Return the experiments asked for, each once.
+    """Return the requested experiments, without duplicates.
 
     Raises
     ------
     ConfigError
-        If there are none, or one is unknown.
+        If no experiment is named, or one is unknown.
     """
     if not names:
         raise ConfigError(f"name an experiment of 'fedclade reproduce --list', or '{ALL}'")
@@ -142,7 +141,7 @@ def choose(names: Sequence[str], known: Mapping[str, Experiment]) -> list[Experi
 
 
 def changes(settings: Sequence[str]) -> dict[str, Any]:
-    """Return what ``--set`` changes; values are JSON, or plain words.
+    """Return the settings that ``--set`` changes; values are JSON, or plain words.
 
     >>> changes(["seeds=[0, 1]", "model=mlp", "samples_per_client=null"])
     {'seeds': [0, 1], 'model': 'mlp', 'samples_per_client': None}
@@ -150,7 +149,7 @@ def changes(settings: Sequence[str]) -> dict[str, Any]:
     Raises
     ------
     ConfigError
-        If one has no ``=``.
+        If a setting has no ``=``.
     """
     changed: dict[str, Any] = {}
     for setting in settings:
@@ -177,7 +176,10 @@ def _timed(console: Console) -> Callable[[str], None]:
 
 
 def _save(result: Result, experiment: Experiment, folder: Path, console: Console) -> list[str]:
-    """Write the four files, and return how each ends; without matplotlib there is no figure, and that is said."""
+    """Write the result's four files and return their suffixes.
+
+    Without matplotlib there is no figure, and a message states that.
+    """
     picture: str | None = f"{result.stem}.png"
     try:
         figure = experiment.draw(result.outcome, result.settings)

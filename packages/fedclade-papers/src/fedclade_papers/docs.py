@@ -1,7 +1,9 @@
-"""The page of all results: ``python -m fedclade_papers.docs results docs/reproduce.md``, and those of the docs site.
+"""Pages of all results, for the documentation site.
 
-Written from the JSON files alone: nothing is measured, and the figures are drawn again. The page is
-an overview; beside it lie a page for each result, and one of what could not be confirmed.
+``python -m fedclade_papers.docs results docs/reproduce.md`` writes them. The pages are made from
+the JSON files alone: nothing is measured, and the figures are drawn again. The page itself is an
+overview. A folder next to it has a page for each result, and a page of the claims that could not be
+confirmed.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
 FIGURE_DPI = 80
 COLOURS = 48
-"""The page's figures are for reading on a screen, and stay below 60 KB."""
+"""Number of colours of the pages' figures, which are for screens and stay below 60 KB."""
 
 INTRODUCTION = """\
 # The papers' tables and figures, measured again
@@ -71,11 +73,11 @@ SEEN = {
     "no": "not seen",
     "not tested": "not tested",
 }
-"""What the overview calls :attr:`Claim.seen`."""
+"""Words of the overview for :attr:`Claim.seen`."""
 
 
 def write_page(results: Path, page: Path) -> None:
-    """Write the overview of a folder of JSON files, and beside it a folder with a page and figure of each."""
+    """Write the overview of a folder of JSON files, and a folder with a page and figure of each."""
     found = read_results(results)
     folder = page.with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)
@@ -89,14 +91,14 @@ def write_page(results: Path, page: Path) -> None:
 
 
 def read_results(folder: Path) -> list[Result]:
-    """Return the results of a folder, in the order of the experiments, the smaller scale first.
+    """Return the results in a folder, in the order of the experiments, smaller scales first.
 
     Raises
     ------
     DataError
-        If there are none, or one is of an unknown experiment.
+        If there are no results, or one belongs to an unknown experiment.
     RunError
-        If one is damaged.
+        If a result is damaged.
     """
     found = [Result.load(path) for path in sorted(folder.glob("*.json"))]
     if not found:
@@ -113,7 +115,10 @@ def read_results(folder: Path) -> list[Result]:
 
 
 def page_of(results: Sequence[Result], folder: str) -> str:
-    """Return the overview of results, whose pages lie in a folder beside it; anchors are the results' names."""
+    """Return the overview of results; its anchors are the results' names.
+
+    ``folder`` is the name of the folder with the pages of the results.
+    """
     lines = (
         (f'<a id="{result.stem}"></a>{_link(result, folder)}', *_counts(result))
         for result in results
@@ -128,7 +133,10 @@ def page_of(results: Sequence[Result], folder: str) -> str:
 
 
 def detail_pages(results: Sequence[Result]) -> dict[str, str]:
-    """Return the pages of the folder beside the overview, by file name; ``NAME-SCALE.png`` lies in it, too."""
+    """Return the pages in the folder of the overview, by file name.
+
+    Figures ``NAME-SCALE.png`` are in the same folder.
+    """
     pages = {
         f"{result.stem}.md": f"{to_markdown(result, f'{result.stem}.png')}\n{RESULT}"
         for result in results
@@ -140,8 +148,8 @@ def detail_pages(results: Sequence[Result]) -> dict[str, str]:
 
 
 def _save_small(picture: Figure, path: Path) -> None:
-    """Write a figure as a PNG of few colours, a third of the size."""
-    from PIL import Image  # which matplotlib comes with
+    """Write a figure as a PNG with few colours, which has a third of the size."""
+    from PIL import Image  # a dependency of matplotlib
 
     whole = io.BytesIO()
     picture.savefig(whole, dpi=FIGURE_DPI, format="png")
@@ -178,13 +186,13 @@ def _counts(result: Result) -> tuple[str, ...]:
 
 
 def _kind(row: Row) -> str:
-    """Return a verdict without its number: ``reached``, ``exceeded``, ``short``, ``off as seeds differ``."""
+    """Return a verdict without its number, such as ``short`` or ``off as seeds differ``."""
     kind, _, rest = row.verdict.partition(" by ")
     return f"{kind}{AS_SEEDS_DIFFER.removeprefix(',')}" if rest.endswith(AS_SEEDS_DIFFER) else kind
 
 
 def _unconfirmed(results: Sequence[Result]) -> Iterator[str]:
-    """Yield the page of claims that were not seen, or not as large, and on rows that fall short, each with why."""
+    """Yield the lines of the page on claims and rows that could not be confirmed, with reasons."""
     claims = [
         (_link(result), claim.text, claim.seen, claim.measured)
         for result in results
@@ -220,7 +228,7 @@ def _unconfirmed(results: Sequence[Result]) -> Iterator[str]:
 
 
 def _range(rows: Sequence[Row]) -> str:
-    """Say for each unit how many rows there are, and from where to where they differ from the paper."""
+    """Return for each unit the number of rows and the range of their differences from the paper."""
     by_unit = defaultdict[str, list[float]](list)
     for row in rows:
         by_unit[row.unit].append(row.ours - (row.paper or 0))
@@ -233,7 +241,7 @@ def _range(rows: Sequence[Row]) -> str:
 
 
 def _not_measured(measured: Collection[str]) -> Iterator[str]:
-    """Yield the section on experiments without a result."""
+    """Yield the lines of the section on experiments without a result."""
     cells = [
         (
             each.name,

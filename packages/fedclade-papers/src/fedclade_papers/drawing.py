@@ -1,4 +1,4 @@
-"""What the figures of several experiments share."""
+"""Drawing functions that several experiments use."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 PANEL_WIDTH = 4.2
 PANEL_HEIGHT = 3.2
-"""Inches."""
+"""Height of a panel in inches; ``PANEL_WIDTH`` is its width."""
 
 LEAST_WIDTH = 6.4
-"""Inches: a title takes so much."""
+"""Smallest width of a figure in inches, so that its title fits."""
 
 MARKS: Mapping[str, dict[str, Any]] = {
     "paper": {
@@ -37,11 +37,11 @@ MARKS: Mapping[str, dict[str, Any]] = {
     },
     "ours": {"marker": "o", "linestyle": "", "color": style.ACCENT, "markersize": 6},
 }
-"""Of the paper's figures, ours, and ours of plain federated learning."""
+"""Markers of the paper's figures, of plain federated learning measured here, and of ours."""
 
 
 def panels(columns: int, title: str, subtitle: str, *, rows: int = 1) -> tuple[Figure, list[Axes]]:
-    """Return a figure of equal panels under a title; the panels row by row.
+    """Return a figure of equal panels under a title, with the panels row by row.
 
     Raises
     ------
@@ -58,12 +58,16 @@ def panels(columns: int, title: str, subtitle: str, *, rows: int = 1) -> tuple[F
 
 
 def head(axes: Axes, text: str) -> None:
-    """Name a panel."""
+    """Set the title of a panel."""
     axes.set_title(text, fontsize=10.5, color=style.INK, loc="left")
 
 
 def dots(axes: Axes, names: Sequence[str], values: Mapping[str, Sequence[float | None]]) -> None:
-    """Draw a line of :data:`MARKS` for each name, from the top, by kind ``[names]``; None is left out."""
+    """Draw one line of markers for each name, from the top.
+
+    ``values`` has a list ``[names]`` for each kind of :data:`MARKS`. Values that are None are
+    omitted.
+    """
     for kind, numbers in values.items():
         shown = [(value, place) for place, value in enumerate(numbers) if value is not None]
         axes.plot([value for value, _ in shown], [place for _, place in shown], **MARKS[kind])
@@ -75,7 +79,7 @@ def dots(axes: Axes, names: Sequence[str], values: Mapping[str, Sequence[float |
 def mean_lines(
     axes: Axes, x: Sequence[float], lines: Mapping[str, Sequence[Sequence[float]]]
 ) -> None:
-    """Draw the mean over seeds of lines ``[seeds][n]`` by name, and the range of the seeds as a band."""
+    """Draw lines ``[seeds][n]`` by name: the mean over seeds, and their range as a band."""
     for color, (name, seeds) in zip(style.CLUSTERS, lines.items(), strict=False):
         values = np.asarray(seeds, dtype=np.float64)
         axes.plot(
@@ -91,5 +95,5 @@ def mean_lines(
 
 
 def legend(axes: Axes, **where: Any) -> None:
-    """Explain the lines inside the panel."""
+    """Draw a legend inside the panel."""
     axes.legend(frameon=False, fontsize=9, labelcolor=style.INK, **where)

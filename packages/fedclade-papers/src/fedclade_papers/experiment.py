@@ -1,4 +1,4 @@
-"""An experiment of a paper: its settings, what the paper says of it, how it is measured and drawn."""
+"""An experiment of a paper: settings, the paper's statements, and functions to measure and draw."""
 
 from __future__ import annotations
 
@@ -29,30 +29,35 @@ class Experiment:
     Raises
     ------
     ConfigError
-        If a scale changes what is no setting of the paper's.
+        If a scale changes a key that is not among the paper's settings.
     """
 
-    #: For the command line: ``cfl-fig5-data``.
+    #: Name on the command line: ``cfl-fig5-data``.
     name: str
     #: Paper and place: ``"Sattler et al. 2019, figure 5"``.
     source: str
-    #: What is shown, in a line.
+    #: Title of one line.
     title: str
-    #: The paper's own settings, as JSON has them; those that are repeated with other draws are ``seeds``, a list.
+    #: The paper's own settings, in JSON's types. The list ``seeds`` repeats the experiment with
+    #: other random draws.
     paper: Settings
-    #: What is set otherwise at the scales ``smoke`` (under 20 seconds) and ``laptop`` (under 10 minutes on 2 cores).
+    #: Settings that the scales ``smoke`` (under 20 seconds) and ``laptop`` (under 10 minutes on 2
+    #: cores) change.
     changes: Mapping[Literal["smoke", "laptop"], Settings]
-    #: Makes the outcome of settings.
+    #: Function that measures the outcome for settings.
     measure: Callable[[ResultCache, Settings], Outcome]
-    #: Draws the outcome of settings, in the manner of the paper's figure; only with matplotlib's object interface.
+    #: Function that draws the outcome like the paper's figure, only with matplotlib's object
+    #: interface.
     draw: Draw
-    #: The data sets that it needs, as of ``fedclade ls datasets``.
+    #: Names of the data sets that the experiment needs, as in ``fedclade ls datasets``.
     data: tuple[str, ...] = ()
-    #: The folder of pieces that it shares with other experiments, see :meth:`ResultCache.within`; empty for its own.
+    #: Folder of pieces shared with other experiments, see :meth:`ResultCache.within`; empty for a
+    #: separate folder.
     pieces: str = ""
-    #: The data sets that the scale ``smoke`` needs; None for the same.
+    #: Names of the data sets that the scale ``smoke`` needs; None for the same ones.
     smoke_data: tuple[str, ...] | None = None
-    #: What the paper prints or draws, cell by cell or task by task: our rows on a cell begin with its name.
+    #: Cells or tasks for which the paper prints or draws a result. Names of our rows begin with the
+    #: cell's name.
     cells: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -68,12 +73,12 @@ class Experiment:
         return self.smoke_data if scale == "smoke" and self.smoke_data is not None else self.data
 
     def settings(self, scale: Scale, changed: Settings | None = None) -> Settings:
-        """Return the settings of a scale, and what is ``changed`` besides.
+        """Return the settings of a scale, with further changes.
 
         Raises
         ------
         ConfigError
-            If that is no setting.
+            If a key of ``changed`` is not a setting, or its value is of another kind.
         """
         for key, value in (changed or {}).items():
             if key not in self.paper:
@@ -87,7 +92,7 @@ class Experiment:
         }
 
     def differences(self, settings: Settings) -> Mapping[str, tuple[Any, Any]]:
-        """Return by name what is set otherwise than in the paper: the paper's value, and ours."""
+        """Return the settings that differ from the paper's, as the paper's value and ours."""
         return {
             key: (value, settings[key])
             for key, value in self.paper.items()
@@ -96,7 +101,7 @@ class Experiment:
 
 
 def _is_alike(value: object, usual: object) -> bool:
-    """Return whether a setting is of the kind that it usually is: a whole number is a number, too."""
+    """Return whether a value is of the same kind as a setting; an integer may replace a float."""
     if isinstance(usual, list) and isinstance(value, list):
         return not usual or all(_is_alike(each, usual[0]) for each in value)
     numbers = (int, float)
@@ -109,17 +114,17 @@ def _is_alike(value: object, usual: object) -> bool:
 
 @dataclass(frozen=True)
 class Paper:
-    """What a paper says of an experiment, and what is remarked on it."""
+    """Statements of a paper on an experiment, and remarks on it."""
 
-    #: What the paper shows, in a sentence.
+    #: The paper's result, in a sentence.
     shows: str = ""
-    #: Why ours may differ.
+    #: Reasons why our result may differ.
     because: str = ""
-    #: What a reader should know.
+    #: Remarks for the reader.
     remarks: Sequence[str] = ()
     #: The paper's claims by key, with fields in braces.
     claims: Mapping[str, str] = field(default_factory=dict[str, str])
-    #: The figures that it prints, by row.
+    #: The figures that the paper prints, by row.
     numbers: Mapping[str, Any] = field(default_factory=dict[str, Any])
     #: Other sentences by key.
     texts: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -127,7 +132,7 @@ class Paper:
     def claim(
         self, key: str, holds: object, measured: str, as_large: bool | None = None, **named: object
     ) -> Claim:
-        """Return one of the claims; ``holds`` is None where it was not tested."""
+        """Return one of the claims with its result; ``holds`` is None if it was not tested."""
         return Claim(
             self.claims[key].format(**named),
             None if holds is None else bool(holds),
@@ -146,7 +151,21 @@ class Paper:
         remarks: Sequence[str] = (),
         tested: bool = True,
     ) -> Outcome:
-        """Return an outcome, with ``remarks`` after those of the paper; the scale may be too small to test claims."""
+        """Return an outcome with the paper's summary and remarks.
+
+        Parameters
+        ----------
+        rows, claims, series
+            Fields of the outcome.
+        found
+            Our result, in a sentence.
+        because
+            Reasons for a difference. None: those of the paper.
+        remarks
+            Further remarks, after those of the paper.
+        tested
+            Whether the scale is large enough to test claims.
+        """
         summary = Summary(self.shows, found, self.because if because is None else because)
         claims = claims if tested else [replace(claim, holds=None) for claim in claims]
         return Outcome(tuple(rows), tuple(claims), series, (*self.remarks, *remarks), summary)
@@ -156,7 +175,10 @@ Measure = Callable[[Paper, ResultCache, Settings], Outcome]
 
 
 def read_tables(file: Path) -> dict[str, Any]:
-    """Return the tables of a TOML file; ``use`` names tables of ``[shared]`` to begin with, and "–" stands for none."""
+    """Return the tables of a TOML file.
+
+    ``use`` names tables of ``[shared]`` whose entries are inserted first, and "–" stands for None.
+    """
     tables = tomllib.loads(file.read_text(encoding="utf-8"))
 
     def resolved(value: Any) -> Any:
@@ -173,7 +195,7 @@ def read_tables(file: Path) -> dict[str, Any]:
 
 
 def _cells_of(paper: Paper, settings: Settings) -> tuple[str, ...]:
-    """Return the cells of a table that the paper prints; or the panels of a figure, or the tasks."""
+    """Return the cells of the paper's table, the panels of its figure, or its tasks."""
     printed: Mapping[str, Sequence[float | None]] = paper.numbers.get("cells", {})
     if printed:
         return tuple(
@@ -186,7 +208,7 @@ def _cells_of(paper: Paper, settings: Settings) -> tuple[str, ...]:
 def experiments_of(
     tables: Mapping[str, Any], functions: Mapping[str, tuple[Measure, Draw]]
 ) -> tuple[Experiment, ...]:
-    """Return the experiments of :func:`read_tables`, each with the functions that measure and draw it."""
+    """Return the experiments of :func:`read_tables`, each with its functions."""
     found: list[Experiment] = []
     for name, (measure, draw) in functions.items():
         table = tables[name]

@@ -1,4 +1,4 @@
-"""A result in words: tables of Markdown and CSV, and how its numbers are written."""
+"""Results as Markdown and CSV, and the format of their numbers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from fedclade_papers.outcome import NONE, Claim, Row, Summary
 from fedclade_papers.result import Result
 
 Cells = tuple[Sequence[str], list[Sequence[str]]]
-"""Of a table: its columns, and its rows."""
+"""Columns and rows of a table."""
 
 LONGEST = 80
-"""Letters of a setting that are shown."""
+"""Largest number of characters of a setting that are shown."""
 
 SHOWN_FIRST = (
     *(
@@ -31,17 +31,21 @@ SHOWN_FIRST = (
     ),
     *("samples_per_client", "batch_size", "lr", "cuts", "seeds"),
 )
-"""Settings whose difference from the paper's is shown in full in the overview; others are named."""
+"""Settings whose difference from the paper is shown with its values; others are only named."""
 
 OWN = "Quantities of ours, which the paper does not have; they count in no verdict:"
-"""What stands above them."""
+"""Sentence above quantities that are not in the paper."""
 
 
 def figure(value: float | None, unit: str = "") -> str:
-    """Write a figure of a paper or of ours: per cent to one decimal, all else to three digits, six decimals at most.
+    """Format a figure.
 
-    >>> figure(98.456, "%"), figure(0.01234), figure(-2.5, "rounds"), figure(-2e-8), figure(None, "%"), figure(7850)
-    ('98.5 %', '0.0123', '−2.5 rounds', '0', '–', '7,850')
+    Percentages have one decimal, other numbers three digits and at most six decimals.
+
+    >>> figure(98.456, "%"), figure(0.01234), figure(-2.5, "rounds")
+    ('98.5 %', '0.0123', '−2.5 rounds')
+    >>> figure(-2e-8), figure(None, "%"), figure(7850)
+    ('0', '–', '7,850')
     """
     if value is None:
         return NONE
@@ -53,7 +57,7 @@ def figure(value: float | None, unit: str = "") -> str:
 
 
 def ours(row: Row) -> str:
-    """Write our figure, with its 95 % interval if there are several seeds.
+    """Format our figure, with its 95 % interval if there are several seeds.
 
     >>> ours(Row("x", 98.0, 97.0, seeds=(96.5, 97.5)))
     '97.0 ± 6.4 %'
@@ -68,7 +72,7 @@ def ours(row: Row) -> str:
 
 
 def difference(row: Row) -> str:
-    """Write by how much ours is above the paper's, with its sign."""
+    """Format the difference of our figure from the paper's, with its sign."""
     if row.paper is None:
         return NONE
     written = figure(row.ours - row.paper, row.unit)
@@ -76,12 +80,12 @@ def difference(row: Row) -> str:
 
 
 def parted(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
-    """Return the rows of the paper's quantities, and those of ours."""
+    """Return the rows with quantities of the paper, and the other rows."""
     return [row for row in rows if row.is_of_paper], [row for row in rows if not row.is_of_paper]
 
 
 def row_table(rows: Sequence[Row]) -> Cells:
-    """Return the cells of rows."""
+    """Return a table of rows."""
     return ("what", "paper", "ours", "difference", "verdict"), [
         (
             row.what,
@@ -95,12 +99,12 @@ def row_table(rows: Sequence[Row]) -> Cells:
 
 
 def claim_table(claims: Sequence[Claim], head: str = "the paper's claim") -> Cells:
-    """Return the cells of claims."""
+    """Return a table of claims."""
     return (head, "seen", "measured"), [(each.text, each.seen, each.measured) for each in claims]
 
 
 def change_table(result: Result) -> Cells:
-    """Return the cells of all that is set otherwise than in the paper."""
+    """Return a table of the settings that differ from the paper's."""
     changes = [
         (key, setting(paper), setting(now)) for key, (paper, now) in result.differences.items()
     ]
@@ -108,9 +112,9 @@ def change_table(result: Result) -> Cells:
 
 
 def departures(result: Result, cells: Sequence[str] = ()) -> str:
-    """Say what differs from the paper: ``3 of 16 cells; rounds 100 → 10; also lr``; nothing is left out.
+    """Describe all differences from the paper: ``3 of 16 cells; rounds 100 → 10; also lr``.
 
-    ``cells`` are those that the paper prints, see :attr:`Experiment.cells`.
+    ``cells`` are the cells that the paper prints, see :attr:`Experiment.cells`.
     """
     shown = list[str]()
     others = list[str]()
@@ -131,10 +135,10 @@ def departures(result: Result, cells: Sequence[str] = ()) -> str:
 
 
 def _leaves(differences: Mapping[str, tuple[Any, Any]]) -> Iterator[tuple[str, Any, Any]]:
-    """Yield each setting that differs with the paper's value and ours; of tables in tables the innermost settings.
+    """Yield each setting that differs, with the paper's value and ours.
 
-    What a table of ours leaves out, such as a figure that was not measured, is no setting that
-    differs.
+    Of nested tables only the innermost settings are yielded. An entry that is missing from our
+    table, such as a figure that was not measured, is not a setting that differs.
     """
     for key, (paper, now) in differences.items():
         if isinstance(paper, Mapping) and isinstance(now, Mapping) and set(now) <= set(paper):
@@ -145,12 +149,12 @@ def _leaves(differences: Mapping[str, tuple[Any, Any]]) -> Iterator[tuple[str, A
 
 
 def _has_row(rows: Sequence[Row], cell: str) -> bool:
-    """Return whether a row is about a cell of the paper's: its name begins with the cell's."""
+    """Return whether a row belongs to a cell of the paper: its name begins with the cell's name."""
     return any(row.what.startswith((f"{cell} · ", f"{cell}, ")) for row in rows)
 
 
 def summary_lines(summary: Summary) -> list[tuple[str, str]]:
-    """Return what of a summary there is: what it is about, and a sentence."""
+    """Return the sentences of a summary that are not empty, each with its title."""
     lines = [
         ("The paper shows", summary.shows),
         ("Measured here", summary.found),
@@ -160,7 +164,7 @@ def summary_lines(summary: Summary) -> list[tuple[str, str]]:
 
 
 def setting(value: Any) -> str:
-    """Write a setting, cut if it is long.
+    """Format a setting, shortened if it is long.
 
     >>> setting([1, 2]), setting("mnist"), setting(None)
     ('[1, 2]', 'mnist', '–')
@@ -176,7 +180,7 @@ def setting(value: Any) -> str:
 
 
 def circumstances(result: Result) -> str:
-    """Say scale, seeds, time, machine and date in a line."""
+    """Return scale, seeds, time, machine and date in a line."""
     seeds = f"seeds {', '.join(map(str, result.seeds))} · " if result.seeds else ""
     machine = result.machine
     installed = result.versions
@@ -189,7 +193,17 @@ def circumstances(result: Result) -> str:
 
 
 def to_markdown(result: Result, picture: str | None = None, level: int = 1) -> str:
-    """Return a result as Markdown, with a figure that lies at ``picture``, and a heading of a level."""
+    """Return a result as Markdown.
+
+    Parameters
+    ----------
+    result
+        The result.
+    picture
+        Path of its figure. None: no figure.
+    level
+        Level of the heading, from 1.
+    """
     outcome = result.outcome
     parts = [f"{'#' * level} {result.name}, {result.scale}", f"{result.title} ({result.source})."]
     if picture:
@@ -233,7 +247,7 @@ def to_csv(result: Result) -> str:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table of Markdown."""
+    """Return a Markdown table."""
     lines = [
         columns,
         ["---"] * len(columns),

@@ -1,4 +1,4 @@
-"""What an experiment of a paper came to: the paper's figures beside ours, its claims, and what is drawn of it."""
+"""Outcome of an experiment: our figures and the paper's, its claims, and data for the drawing."""
 
 from __future__ import annotations
 
@@ -13,65 +13,71 @@ from fedclade.tasks import mean_and_interval
 Wanted = Literal["near", "at least", "at most"]
 
 FEWEST_SEEDS = 3
-"""Fewer seeds say too little about how much they differ."""
+"""Smallest number of seeds from which their spread is estimated."""
 
 NONE = "–"
-"""Stands where there is no figure, in tables and in ``experiments.toml``."""
+"""Placeholder for a missing figure, in tables and in ``experiments.toml``."""
 
 AS_SEEDS_DIFFER = ", as seeds differ"
-"""Of a figure of the paper, from one run, that could as well be one of ours."""
+"""Suffix of a verdict if the paper's figure could be that of one more of our seeds."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One figure of a paper, and ours."""
+    """One figure of a paper, and the figure measured here."""
 
-    #: What is measured: ``"MNIST, C = 0.1 · FL+HC"``.
+    #: The measured quantity: ``"MNIST, C = 0.1 · FL+HC"``.
     what: str
-    #: The paper's figure; None where it shows none.
+    #: The paper's figure; None if it has none.
     paper: float | None
-    #: The mean over the seeds.
+    #: Our figure: the mean over the seeds.
     ours: float
-    #: Of both: ``"%"`` (0 to 100), ``"rounds"``, ...
+    #: Unit of both figures: ``"%"`` (0 to 100), ``"rounds"``, ...
     unit: str = "%"
-    #: Ours, seed by seed.
+    #: Our figure for each seed.
     seeds: tuple[float, ...] = ()
-    #: Which side of the paper's figure is as good or better.
+    #: The side of the paper's figure on which ours is at least as good.
     wanted: Wanted = "near"
-    #: What difference does not count.
+    #: Largest difference that counts as none.
     within: float = 1.0
-    #: How the paper puts its figure, where it prints none: ``"≈ 1"``.
+    #: The paper's wording if it prints no number: ``"≈ 1"``.
     told: str = ""
-    #: Whether it is a quantity of ours, whatever figure of the paper it is beside: it is below a line of its own, and
-    #: has no verdict. So are rows without a figure of the paper.
+    #: Whether the quantity is not one of the paper's, even if it is compared with one of its
+    #: figures. Such rows, and rows without a figure of the paper, are listed separately and have no
+    #: verdict.
     own: bool = False
-    #: The row whose run this row shows again: a run counts once. Empty for a run that no earlier row shows.
+    #: The earlier row with the same run, since a run counts only once. Empty if there is no such
+    #: row.
     repeats: str = ""
 
     @classmethod
     def of(
         cls, what: str, paper: float | None, seeds: Iterable[float], unit: str = "%", **more: Any
     ) -> Row:
-        """Return the row of our values, seed by seed."""
+        """Return a row from the values of the seeds."""
         values = tuple(float(value) for value in seeds)
         return cls(what, paper, fmean(values), unit, values, **more)
 
     @property
     def is_of_paper(self) -> bool:
-        """Whether the paper has this quantity, with a figure to compare ours with."""
+        """Return whether the paper has a figure for this quantity."""
         return self.paper is not None and not self.own
 
     @property
     def counts(self) -> bool:
-        """Whether the row counts where reached rows are counted: as a quantity of the paper, from a run of its own."""
+        """Return whether the row is included when verdicts are counted.
+
+        It is, if it is a quantity of the paper, from a run that no earlier row shows.
+        """
         return self.is_of_paper and not self.repeats
 
     @property
     def verdict(self) -> str:
-        """Return ``reached``, ``exceeded``, ``short by X`` or, where either side may be wrong, ``off by X``.
+        """Verdict: ``reached``, ``exceeded``, ``short by X``, or ``off by X``.
 
-        The last two with ``, as seeds differ`` if the seeds spread as far. Empty for a quantity of
-        ours.
+        ``off by X`` is used if differences in either direction are wrong. The last two have the
+        suffix ``, as seeds differ`` if the spread of the seeds is as large as the difference. Empty
+        for a quantity that is not the paper's.
         """
         if self.paper is None or self.own:
             return ""
@@ -92,23 +98,23 @@ class Row:
 
 @dataclass(frozen=True)
 class Claim:
-    """Something that a paper says, and whether it was seen."""
+    """A statement of a paper, and whether our measurements confirm it."""
 
-    #: In short, with its place: ``"FL stagnates near 20 % (section VI-B)"``.
+    #: The statement in short, with its place: ``"FL stagnates near 20 % (section VI-B)"``.
     text: str
-    #: Whether it was seen; None where the scale is too small to tell.
+    #: Whether it was seen; None if the scale is too small to decide.
     holds: bool | None
-    #: What was measured, in words and numbers.
+    #: The measurement, in words and numbers.
     measured: str
-    #: Where the text says how much, or how steadily: whether that was seen as well, see :func:`within_printed`; None
-    #: where it does not.
+    #: Whether the effect is as large or as steady as the text states, see :func:`within_printed`;
+    #: None if the text states no size.
     as_large: bool | None = None
-    #: Whether it is a sentence of ours, which the paper does not have: it is below a line of its own.
+    #: Whether the statement is ours and not the paper's; such claims are listed separately.
     own: bool = False
 
     @property
     def seen(self) -> str:
-        """Say whether it was seen: ``yes``, ``direction only``, ``no``, or ``not tested``."""
+        """Result in a word: ``yes``, ``direction only``, ``no``, or ``not tested``."""
         if self.holds is None:
             return "not tested"
         if not self.holds:
@@ -117,10 +123,14 @@ class Claim:
 
 
 def within_printed(values: Iterable[float], low: float, high: float | None = None) -> bool:
-    """Return whether all values, rounded as the paper prints, are the figure that it states, or in its range.
+    """Return whether all values agree with a figure or range of the paper.
 
-    >>> within_printed([1.26, 1.94], 1.3, 1.9), within_printed([0.97], 1.2, 2.1), within_printed([14.4], 14)
-    (True, False, True)
+    Values are rounded to the number of decimals that the paper prints.
+
+    >>> within_printed([1.26, 1.94], 1.3, 1.9), within_printed([0.97], 1.2, 2.1)
+    (True, False)
+    >>> within_printed([14.4], 14)
+    True
     """
     high = low if high is None else high
     digits = max(_decimals(low), _decimals(high))
@@ -128,37 +138,38 @@ def within_printed(values: Iterable[float], low: float, high: float | None = Non
 
 
 def _decimals(number: float) -> int:
-    """Return how many decimals a figure is printed with: 1 of 4.0, none of 36."""
+    """Return the number of decimals with which a figure is printed: 1 for 4.0, 0 for 36."""
     return len(str(number).partition(".")[2])
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What an experiment comes to, in sentences."""
+    """Summary of an experiment in sentences."""
 
-    #: What the paper shows.
+    #: The paper's result.
     shows: str = ""
-    #: What was measured here, with its numbers.
+    #: Our result, with its numbers.
     found: str = ""
-    #: Why the two differ, as far as it is known: scale, data, settings that the paper leaves out, or disagreement.
+    #: Known reasons for a difference: scale, data, settings that the paper omits, or disagreement.
     because: str = ""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """All that an experiment came to."""
+    """Complete outcome of an experiment."""
 
     rows: tuple[Row, ...] = ()
     claims: tuple[Claim, ...] = ()
-    #: What the figure shows, as JSON has it: lists and mappings of numbers and strings, a few kilobytes.
+    #: Data of the figure, in JSON's types: lists and mappings of numbers and strings, a few
+    #: kilobytes.
     series: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    #: What departs from the paper, and what was found out on the way.
+    #: Departures from the paper, and further observations.
     remarks: tuple[str, ...] = ()
     summary: Summary = Summary()
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Outcome:
-        """Return what :func:`dataclasses.asdict` made JSON of."""
+        """Return the outcome from the JSON form of its :func:`dataclasses.asdict`."""
         return cls(
             rows=tuple(Row(**(row | {"seeds": tuple(row["seeds"])})) for row in found["rows"]),
             claims=tuple(Claim(**claim) for claim in found["claims"]),

@@ -1,4 +1,4 @@
-"""The result of an experiment: its outcome, and all that says how it came about."""
+"""Result of an experiment: its outcome, and the circumstances of the measurement."""
 
 from __future__ import annotations
 
@@ -28,43 +28,49 @@ FORMAT = 2
 
 @dataclass(frozen=True)
 class Result:
-    """What ``NAME-SCALE.json`` holds."""
+    """Contents of the file ``NAME-SCALE.json``."""
 
     name: str
     source: str
     title: str
     scale: Scale
     outcome: Outcome
-    #: What it was measured with.
+    #: Settings of the measurement.
     settings: Settings
-    #: By name what is set otherwise than in the paper: the paper's value, and ours.
+    #: Settings that differ from the paper's, by name: the paper's value, and ours.
     differences: Mapping[str, tuple[Any, Any]]
-    #: Number of CPUs, kind of machine, the device that trained.
+    #: Number of CPUs, kind of machine, and the device used for training.
     machine: Mapping[str, Any]
-    #: When it was finished, ISO, UTC.
+    #: Date of the end of the measurement, ISO, UTC.
     date: str
-    #: Of Python and the packages that it can depend on.
+    #: Versions of Python and of packages on which results can depend.
     versions: Mapping[str, str]
-    #: Repeats it.
+    #: Command that repeats the measurement.
     command: str
-    #: What all its pieces took.
+    #: Duration of all pieces together.
     seconds: float
-    #: What was repeated with other draws; empty where nothing is drawn.
+    #: Seeds with which the experiment was repeated; empty if nothing is random.
     seeds: tuple[int, ...] = ()
 
     @property
     def stem(self) -> str:
-        """What its files are called."""
+        """Stem of the result's file names."""
         return f"{self.name}-{self.scale}"
 
     def save(self, path: Path) -> None:
-        """Write it as a JSON file, which appears whole."""
+        """Write the result as a JSON file, which is never visible in part."""
         text = json.dumps({"format": FORMAT, **asdict(self)}, indent=1, ensure_ascii=False)
         write_text(path, text + "\n")
 
     @classmethod
     def load(cls, path: Path) -> Result:
-        """Read what :meth:`save` wrote; a file that is missing, damaged or of another format raises RunError."""
+        """Read a result that :meth:`save` wrote.
+
+        Raises
+        ------
+        RunError
+            If the file is missing, damaged or of another format.
+        """
         try:
             found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             if found["format"] != FORMAT:
@@ -85,7 +91,7 @@ class Result:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file under another name and rename it, so that no reader finds half of it."""
+    """Write a text file under another name, then rename it, so that it is never seen in part."""
     beside = path.with_name(f".{path.name}.writing")
     try:
         beside.write_text(text, encoding="utf-8")
@@ -105,14 +111,23 @@ def measure(
     say: Callable[[str], None] = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Result:
-    """Measure an experiment at a scale, with ``changed`` settings; for the others see :class:`ResultCache`.
+    """Measure an experiment at a scale.
+
+    Parameters
+    ----------
+    experiment, scale
+        The experiment, and the scale that gives its settings.
+    changed
+        Further changes of settings.
+    data_dir, device, folder, say, stop
+        As in :class:`ResultCache`.
 
     Raises
     ------
     ConfigError
-        If one of ``changed`` is no setting.
+        If a key of ``changed`` is not a setting.
     DataError
-        If a data set that it needs is not in the data folder.
+        If a data set that the experiment needs is not in the data folder.
     RunInterrupted
         If ``stop`` returned True.
     """
@@ -125,8 +140,8 @@ def measure(
     cache = ResultCache(
         settings, data_dir=data_dir, device=device, folder=folder, say=say, stop=stop
     )
-    # As JSON has it, so that what is drawn and written now is what is drawn and written of the
-    # file.
+    # A round trip through JSON, so that figures and tables made now equal those made from the file
+    # later.
     outcome = json.loads(json.dumps(asdict(experiment.measure(cache, settings)), default=_plain))
     by_hand = [
         shlex.join(["--set", f"{key}={json.dumps(value)}"])
@@ -148,7 +163,10 @@ def measure(
 
 
 def missing_data(experiment: Experiment, scale: Scale, data_dir: Path | None) -> list[str]:
-    """Return the data sets that an experiment needs and a data folder lacks; without a folder they are fetched."""
+    """Return the data sets that an experiment needs and that a data folder lacks.
+
+    Without a data folder none is missing, since data sets are then downloaded.
+    """
     return [
         data
         for data in experiment.needs(scale)
@@ -157,14 +175,14 @@ def missing_data(experiment: Experiment, scale: Scale, data_dir: Path | None) ->
 
 
 def _plain(value: Any) -> Any:
-    """Return a number of NumPy as one of Python; what else JSON does not know stays an error."""
+    """Convert a NumPy number to a Python number for JSON; other types remain an error."""
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(f"an outcome should hold what JSON can, got {value!r}")
 
 
 def _machine(device: str) -> dict[str, Any]:
-    """Return what the time depends on; never what the machine is called."""
+    """Return the properties of the machine on which the time depends, without its name."""
     name = torch.cuda.get_device_name() if choose_device(device) == "cuda" else "cpu"
     return {
         "cpus": os.cpu_count(),

@@ -1,27 +1,27 @@
-"""Replicated clustering of very many clients, of which a round sees a small part.
+"""Replicated clustering of very many clients, of which a round samples a small part.
 
-It is out of the question then to query all clients for a check. Three things take its place:
+With so many clients a check cannot query all of them. It is replaced as follows:
 
-**Tests on the cohort.** A test is made on a sample of those clients of the cohort that have never
-trained before. Nothing that a model has memorized is theirs, so their splits are exchangeable at
-any model under the null hypothesis, whatever other clients have trained; and clients that are drawn
-without regard to their data are as exchangeable as all. Clients that are tested train in splits in
-that round, all others on all their data. The root is tested in rounds 1, 2 and 3, until it is
-split, and every cluster whenever its age is a multiple of ``check_every``. The j-th test of a
-cluster has 1/(j(j + 1)) of the level, which add up to the level.
+**Tests on the cohort.** A test uses a sample of those clients of the cohort that have never trained
+before. A model has memorized none of their data, so their splits are exchangeable at any model
+under the null hypothesis, whatever other clients have trained; and clients that are drawn without
+regard to their data are as exchangeable as all. Clients that are tested train in splits in that
+round, all others on all their data. The root is tested in rounds 1, 2 and 3, until it is split, and
+every cluster whenever its age is a multiple of ``check_every``. The j-th test of a cluster has
+1/(j(j + 1)) of the level; these shares add up to the level.
 
-**Assignment in training.** In the round in which its cluster is split, a client goes to the group
-whose mean signature is most similar to its own; later to the cluster whose model has the lowest
-loss on its training data, as in IFCA. So clients whose data changes are moved.
+**Assignment in training.** In the round in which its cluster is split, a client joins the group
+with the mean signature that is most similar to its own; later the cluster whose model has the
+lowest loss on its training data, as in IFCA. So clients are reassigned if their data changes.
 
-**Clients that have not trained** belong to the root alone, and are served with the mean of the
+**Clients that have not trained** belong to the root only, and are evaluated with the mean of the
 clusters' models.
 
 The clusters of a split start from the means of their own members' updates, since copies of one
 model would all have the same loss. Of very many clients no two need have the same distribution, and
-a test finds differences that are of no use. So two clusters become one again if their new clients
-lose nothing with the mean of both models. Members of a cluster that was split wait at its node
-until they are sampled again.
+a test also finds differences that are too small to matter. So two clusters are merged if their new
+clients lose nothing with the mean of both models. Members of a cluster that was split wait at its
+node until they are sampled again.
 """
 
 from __future__ import annotations
@@ -308,7 +308,7 @@ def _sum_gains(
     lowest: Mapping[int, float],
     pairs: int,
 ) -> NDArray[np.float64]:
-    """Return what the new clients of each pair gain with the mean of both models, ``[pairs]``."""
+    """Return the gain of each pair's new clients with the mean of both models, ``[pairs]``."""
     replied = set(evaluation.ids)  # a client replied for all of its models, or for none
     of_replies = [(client, place) for client, place in queried if client in replied]
     gains: list[list[float]] = [[] for _ in range(pairs)]

@@ -32,10 +32,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class DataSplits:
-    """How every client splits its data: into r splits of s examples; what is left over is unused.
+    """Division of every client's data into r splits of s examples, the same for all clients.
 
-    All clients have splits of one size, or these would not be exchangeable under the null
-    hypothesis.
+    Examples that are left over are not used. Splits of different sizes would not be exchangeable
+    under the null hypothesis.
 
     Parameters
     ----------

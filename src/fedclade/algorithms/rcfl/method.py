@@ -142,11 +142,11 @@ class ReplicatedState(State):
     cosines
         Cosines of all pairs of splits at that model, ``[n·r, n·r]``.
     keepers
-        Clients that are served with models of their own.
+        Clients that are evaluated with models of their own.
     on_cohorts
         Whether only clients of the cohort are queried.
     early
-        If so, clients that trained before there were clusters.
+        With ``on_cohorts``, clients that trained before there were clusters.
     """
 
     checks: int = 0
@@ -236,7 +236,10 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         return False
 
     def asks(self, clients: int, fraction: float) -> str:
-        """Return what clients report in addition to updates: with many, a cohort reports losses."""
+        """Return the information that clients report in addition to updates.
+
+        With many clients, the clients of a cohort report losses.
+        """
         return "training losses" if clients > MANY_CLIENTS and fraction < 1 else ""
 
     def too_short(self, rounds: int) -> str:
@@ -282,11 +285,11 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         return replace(state, keepers=keep_better(state.tree, starts, clients, this_round))
 
     def keepers(self, state: ReplicatedState) -> Sequence[int]:
-        """Return the clients that keep a model of their own, and are served with it."""
+        """Return the clients that store a model of their own and are evaluated with it."""
         return state.keepers
 
     def serve(self, state: ReplicatedState, clients: Clients) -> Mapping[int, int]:
-        """Return the node whose model each client is served with."""
+        """Return for each client the node whose model it is evaluated with."""
         if self.fallback:
             return best_on_validation(state.tree, clients)
         return super().serve(state, clients)

@@ -1,4 +1,7 @@
-"""CFL: Sattler, Müller, Samek 2019, "Clustered Federated Learning", and the workshop paper of the same year."""
+"""Experiments of CFL: Sattler, Müller, Samek 2019, "Clustered Federated Learning".
+
+They include those of the workshop paper of the same year.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The figures of CFL's experiments, drawn from what an outcome keeps."""
+"""Figures of CFL's experiments, drawn from the data of an outcome."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def draw_xor(outcome: Outcome, settings: Settings) -> Figure:
-    """Draw the points of both clusters, the border of one model for all, and those of the clusters' own."""
+    """Draw the points of both clusters, and the borders of the global and the clusters' models."""
     title = "No single model fits both clusters; each cluster by itself is easy"
     subtitle = f"after Sattler et al. 2019, figure 1 · {settings['clients']} clients, {settings['rounds']} rounds"
     figure, axes = panels(2, title, subtitle)
@@ -56,7 +56,7 @@ def draw_xor(outcome: Outcome, settings: Settings) -> Figure:
 
 
 def draw_paths(outcome: Outcome, settings: Settings) -> Figure:
-    """Draw the paths over the contours of both risks, and below how the norms go."""
+    """Draw the paths over the contours of both risks, and the norms below."""
     title = "Gradient norms tell incongruent clients from congruent ones"
     figure, axes = panels(
         2, title, "after Sattler et al. 2019, figure 2 · two clients, two weights", rows=2
@@ -93,7 +93,10 @@ def _draw_path(axes: Axes, shown: dict[str, Any], settings: Settings) -> None:
 
 
 def draw_theory(outcome: Outcome, settings: Settings) -> Figure:
-    """Draw P[correct] over k and γ with the theorem's border, over d, and the samples' extremes below their bounds."""
+    """Draw P[correct] over k and γ, and over d, and the extremes of the samples with their bounds.
+
+    The border of Theorem 1 is drawn over k and γ.
+    """
     figure, (area, over_d, below) = panels(
         3,
         "How much noise a split can bear",
@@ -136,7 +139,10 @@ def draw_theory(outcome: Outcome, settings: Settings) -> Figure:
 
 
 def draw_gaps(outcome: Outcome, settings: Settings, *, figure: int, unit: str) -> Figure:
-    """Draw a panel for each data set: the gap of updates and of gradients; above zero the split is right."""
+    """Draw the gaps of updates and of gradients, with a panel for each data set.
+
+    Above zero a split is right.
+    """
     subtitle = f"after Sattler et al. 2019, figure {figure} · {settings['clients']} clients, {settings['clusters']} "
     picture, axes = panels(
         len(outcome.series), f"Separation gap against {unit}", f"{subtitle}label swaps"
@@ -157,7 +163,7 @@ draw_rounds = partial(draw_gaps, figure=6, unit="communication rounds")
 
 
 def draw_norms(outcome: Outcome, settings: Settings) -> Figure:
-    """Draw both norms over the rounds, incongruent at the left."""
+    """Draw both norms over the rounds, with incongruent clients at the left."""
     title = "The largest norm of an update tells whether one model suits both clients"
     figure, axes = panels(
         2, title, f"after Sattler et al. 2019, figure 7 · {settings['data']}, two clients"
@@ -182,7 +188,10 @@ def draw_norms(outcome: Outcome, settings: Settings) -> Figure:
 
 
 def draw_steps(outcome: Outcome, settings: Settings) -> Figure:
-    """Draw both norms over the rounds: a row for each step size, incongruent clients at the left."""
+    """Draw both norms over the rounds, with a row for each step size.
+
+    Incongruent clients are at the left.
+    """
     steps = outcome.series["steps"]
     title = "With whole-data batches the step size decides whether the mean update vanishes"
     subtitle = f"after Sattler et al. 2019, figure 7 · {settings['data']}, two clients"
@@ -207,17 +216,18 @@ def draw_steps(outcome: Outcome, settings: Settings) -> Figure:
 
 
 def draw_splits(outcome: Outcome, settings: Settings, *, place: str, score: str) -> Figure:
-    """Draw the course of each true cluster's score beside FL's, the separation gaps, and how alike clients are.
+    """Draw each true cluster's score, FL's score, the separation gaps, and similarities of clients.
 
-    A column for each method; pairs of clients as in the workshop paper's figure 3, of the runs that
-    kept them.
+    There is a column for each method. Pairs of clients are as in the workshop paper's figure 3, for
+    the runs that stored them.
     """
     title = "Federated learning stagnates; after the splits every cluster goes on"
     methods = [method for method in splits.METHODS if method != "fl" and method in outcome.series]
     columns = len(methods)
     subtitle = f"after Sattler et al. 2019, {place} · {settings['clients']} clients"
     figure, axes = panels(columns, title, subtitle, rows=3)
-    for row in range(3):  # before anything is drawn, so that the limits hold it all
+    # Axes are shared before anything is drawn, so that their limits include all lines.
+    for row in range(3):
         for panel in axes[row * columns + 1 : (row + 1) * columns]:
             panel.sharey(axes[row * columns])
     fl = outcome.series["fl"]
@@ -270,7 +280,7 @@ def _draw_pairs(axes: Axes, pairs: series.Pairs) -> None:
     )
     for kind, rows in pairs.items():
         if rows:
-            # rounds that no line is drawn across
+            # A row of NaN interrupts the line where rounds without such pairs lie in between.
             missing = 1 + np.flatnonzero(np.diff([row[0] for row in rows]) > 1)
             number, low, mean, high = np.insert(np.asarray(rows), missing, np.nan, axis=0).T
             axes.fill_between(number, low, high, color=colors[kind], alpha=0.25, linewidth=0)

@@ -1,4 +1,7 @@
-"""CFL's figures 5 and 6: the separation gap of weight updates and of gradients, at the same models of plain FL."""
+"""CFL's figures 5 and 6: the separation gap of weight updates and of gradients.
+
+Both are measured at the same models of plain federated learning.
+"""
 
 from __future__ import annotations
 
@@ -19,23 +22,34 @@ from fedclade_papers.experiment import Paper
 from fedclade_papers.outcome import Claim, Outcome, Row
 
 KINDS = {"updates": "weight updates", "gradients": "gradients"}
-"""What clients are compared by: eq. 51 and eq. 50."""
+"""Vectors by which clients are compared: eq. 51 and eq. 50."""
 
 FEWEST_ROUNDS = 20
-"""Fewer tell nothing of what the paper says of 50."""
+"""Smallest number of rounds that can show the paper's claims on 50 rounds."""
 
 Gaps = dict[str, list[dict[str, Any]]]
-"""By kind: at each chosen round ``gap`` and ``right``, see :func:`separation`."""
+"""By kind: ``gap`` and ``right`` at each chosen round, see :func:`separation`."""
 
 Curves = Mapping[str, Mapping[str, NDArray[np.float64]]]
 """By kind, then ``gap`` or ``right``: ``[seeds, n]``."""
 
 
 def separation(updates: Updates, truth: Sequence[int]) -> dict[str, Any]:
-    """Return how well the updates or gradients of n clients tell their true clusters ``[n]`` apart.
+    """Return measures of how well updates or gradients separate the true clusters.
 
-    ``gap`` is the separation gap g(α) (Definition 2); ``right`` is whether the optimal bi-partition
-    separates no two clients of one cluster (Definition 1), which it can do without a gap.
+    Parameters
+    ----------
+    updates
+        Updates or gradients of n clients.
+    truth
+        The true cluster of each client, ``[n]``.
+
+    Returns
+    -------
+    dict
+        ``gap`` is the separation gap g(α) (Definition 2). ``right`` is whether the optimal
+        bi-partition separates no two clients of one cluster (Definition 1), which is possible
+        without a gap.
     """
     alpha = cosine_similarity(updates.signatures)
     split = find_optimal_bipartition(alpha, range(len(truth)))
@@ -51,7 +65,10 @@ def gaps_over_rounds(
     at: Collection[int],
     seed: int,
 ) -> Gaps:
-    """Return the separation at the joint model after each chosen round of federated learning, from 1 on."""
+    """Return the separation at the joint model after each chosen round of federated learning.
+
+    Rounds are counted from 1.
+    """
     assert federation.true_clusters is not None  # the federation has a shift
     ids, rows = federation.ids, [0] * len(federation)
     truth = [federation.true_clusters[client] for client in ids]
@@ -105,7 +122,10 @@ def measure_rounds(paper: Paper, cache: ResultCache, settings: Settings) -> Outc
 def _curves(
     cache: ResultCache, settings: Settings, name: str, points: Sequence[int], at: Sequence[int]
 ) -> Curves:
-    """Return what a figure shows of one data set: for each number of points the chosen rounds, one after the other."""
+    """Return the data of a figure for one data set.
+
+    For each number of points it contains the chosen rounds, concatenated.
+    """
     task = settings["tasks"][name]
     found: list[list[Gaps]] = [
         [
@@ -186,9 +206,9 @@ def _claims(
 ) -> list[Claim]:
     """Return the claims on one data set.
 
-    The paper takes a right split for a positive gap; but a split can be right without a gap (figure
-    3). ``x`` rises: "fewer data points" and "a greater distance to a stationary solution" (section
-    VI-A) are its lower half.
+    The paper regards a right split as a positive gap; but a split can be right without a gap
+    (figure 3). ``x`` increases: "fewer data points" and "a greater distance to a stationary
+    solution" (section VI-A) are its lower half.
     """
     gaps, of_gradients = (curve[kind]["gap"].mean(0) for kind in KINDS)
     right = 100 * curve["updates"]["right"].mean(0)

@@ -18,7 +18,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "incongruent": {"partition": "iid", "shift": "label_swap", "clusters": 2},
     "congruent": {"partition": "label_groups", "clusters": 2},
 }
-"""What two clients hold: both a random half, with other labels swapped; or digits 0 to 4, and 5 to 9."""
+"""Data of the two clients.
+
+Incongruent clients have a random half each, with different labels swapped. Congruent clients have
+the digits 0 to 4, and 5 to 9.
+"""
 
 NORMS = {
     "mean_norm": "norm of the mean update (eq. 32)",
@@ -26,23 +30,24 @@ NORMS = {
 }
 
 POINTS = 100
-"""Rounds that the figure shows, means of the rounds between them."""
+"""Number of points that the figure shows, each the mean of a block of rounds."""
 
 EARLY = 0.2
+"""Share of the rounds that are early. The early norm is the mean over their second half."""
 LATE = 0.1
-"""Shares of the rounds whose mean is compared: the end of the first fifth, and the last tenth."""
+"""Share of the rounds, at the end, over which the late norm is averaged."""
 
 FEWEST_ROUNDS = 100
-"""Fewer do not tell what stagnates."""
+"""Smallest number of rounds that can show whether norms stagnate."""
 
 VANISHED = 0.1
-"""What norm has gone to zero: one that keeps less than this of what it was early on."""
+"""Largest ratio of the late to the early norm of a norm that has vanished."""
 
 STAGNANT = 0.8
-"""What norm has stagnated: one that keeps so much of what it was early on."""
+"""Smallest ratio of the late to the early norm of a norm that has stagnated."""
 
 APART = 1.5
-"""How many times the congruent clients' largest norm the incongruent ones' must be in the end, to be told apart."""
+"""Smallest ratio of final largest norms, incongruent to congruent, that counts as a difference."""
 
 
 def measure(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
@@ -108,7 +113,10 @@ def measure(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
 
 
 def measure_steps(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
-    """Train two clients of either kind with whole-data batches, which have no noise, at several step sizes."""
+    """Train two clients of either kind with full batches, at several step sizes.
+
+    Full batches have no gradient noise.
+    """
     found = {step: _trained(cache, settings, step) for step in settings["step_sizes"]}
     rows = [
         Row.of(
@@ -185,7 +193,7 @@ def measure_steps(paper: Paper, cache: ResultCache, settings: Settings) -> Outco
 def _trained(
     cache: ResultCache, settings: Settings, step: float
 ) -> dict[str, list[dict[str, list[float]]]]:
-    """Return the norms of both kinds of clients at a step size, seed by seed."""
+    """Return the norms of both kinds of clients at a step size, for each seed."""
     at_step = {**settings, "lr": step, "batch_size": settings["samples_per_client"]}
     return {
         kind: cache.by_seed(
@@ -196,12 +204,12 @@ def _trained(
 
 
 def _early(settings: Settings) -> int:
-    """Return the round that ends the first part of a run, which is "early on"."""
+    """Return the last round of the early part of a run."""
     return max(1, round(EARLY * settings["rounds"]))
 
 
 def _stagnates(changes: Sequence[float], settings: Settings) -> bool | None:
-    """Return whether norms have stagnated; None if the rounds are too few to tell."""
+    """Return whether norms have stagnated; None if the rounds are too few to decide."""
     return min(changes) >= STAGNANT if settings["rounds"] >= FEWEST_ROUNDS else None
 
 
@@ -218,7 +226,7 @@ def _norms(cache: ResultCache, settings: Settings, kind: str, seed: int) -> dict
 
 
 def _change(norms: list[float]) -> float:
-    """Return the mean over the last rounds, as a multiple of that at the end of the first fifth."""
+    """Return the ratio of the mean norm over the last rounds to the early norm."""
     early = max(1, round(EARLY * len(norms)))
     return _last(norms) / float(np.mean(norms[early // 2 : early]))
 

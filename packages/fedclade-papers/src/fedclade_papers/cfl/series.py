@@ -1,6 +1,6 @@
-"""What figures 8 and 9 of CFL keep of a run: how it went, and how alike the updates of every pair of clients were.
+"""Results that CFL's figures 8 and 9 store of a run: scores, and similarities of clients' pairs.
 
-The latter is the right part of figure 3 of the workshop paper.
+The similarities are those of the right part of figure 3 of the workshop paper.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ from fedclade.tasks import perplexity
 from fedclade_papers.cache import Settings
 
 Series = dict[str, Any]
-"""What is kept of a run, see :func:`series_of`."""
+"""Stored results of a run, see :func:`series_of`."""
 
 
 def series_of(run: Run, settings: Settings) -> Series:
-    """Return how a run went: scores in per cent, or as perplexity.
+    """Return the results of a run; scores are in per cent, or perplexities.
 
     Returns
     -------
     dict
-        ``rounds`` evaluated ``[e]``; ``scores``, the mean of the clients ``[e]``, and
-        ``by_cluster``, of each true cluster ``[clusters][e]``; ``ari`` by round; ``gaps`` by node,
-        ``[[round, gap], ...]``; ``splits``, their rounds; ``jump``, ``gap_at_split``,
-        ``gap_at_end``, ``norms`` and ``settled``, see the functions; ``examples`` to train on.
+        ``rounds`` that were evaluated, ``[e]``; ``scores``, the mean over clients ``[e]``, and
+        ``by_cluster``, the mean score of each true cluster ``[clusters][e]``; ``ari`` by round;
+        ``gaps`` by node, ``[[round, gap], ...]``; ``splits``, the rounds of splits; ``jump``,
+        ``gap_at_split``, ``gap_at_end``, ``norms`` and ``settled``, see the functions;
+        ``examples``, the number of training examples.
     """
     truth = {row["client"]: row["true_cluster"] for row in run.client_rows}
     language = "perplexity" in run.summary
@@ -75,9 +76,10 @@ def series_of(run: Run, settings: Settings) -> Series:
 
 
 def _jump(run: Run, settings: Settings, truth: Mapping[int, int]) -> float:
-    """Return by how many points those rise that the first split separates from all others, till the next evaluation.
+    """Return the rise in accuracy, in points, of the cluster that the first split isolates.
 
-    Those of a child that holds one true cluster alone; 0 if there is none.
+    It is the rise until the next evaluation, for clients of a child that contains only one true
+    cluster; 0 if there is no such child.
     """
     first = settings["split_rounds"][0]
     children = [node.members for node in run.tree.nodes if node.born == first]
@@ -98,7 +100,10 @@ def _jump(run: Run, settings: Settings, truth: Mapping[int, int]) -> float:
 
 
 def _norms(run: Run, settings: Settings, truth: Mapping[int, int]) -> dict[str, list[float]]:
-    """Return the largest norms (eq. 33) in the rounds of the splits, of clusters that are ``mixed`` and ``pure``."""
+    """Return the largest norms (eq. 33) in the rounds of splits, of mixed and of pure clusters.
+
+    Pure clusters contain clients of one true cluster only.
+    """
     found: dict[str, list[float]] = {"mixed": [], "pure": []}
     for row in run.cluster_rows:
         if row["round"] in settings["split_rounds"] and row["max_norm"] is not None:
@@ -108,24 +113,24 @@ def _norms(run: Run, settings: Settings, truth: Mapping[int, int]) -> dict[str, 
 
 
 def _settled(ari: Sequence[float]) -> int:
-    """Return the round from which on the clusters are the true ones to the end; 0 if they are not in the end."""
+    """Return the round from which on the clusters are the true ones; 0 if they finally are not."""
     last = max((number for number, value in enumerate(ari, start=1) if value != 1), default=0)
     return 0 if last == len(ari) else last + 1
 
 
 DIGITS = 3
-"""Decimals of a similarity that are kept."""
+"""Number of decimals of a stored similarity."""
 
 KINDS = {"same": "one distribution", "other": "two distributions", "clustered": "already clustered"}
-"""Pairs of clients within one cluster: blue, orange and grey in the paper."""
+"""Kinds of pairs of clients within one cluster: blue, orange and grey in the paper."""
 
 Pairs = dict[str, list[list[float]]]
-"""By kind of pair: ``[round, lowest, mean, highest]`` for every round that has such pairs."""
+"""By kind of pair: ``[round, lowest, mean, highest]`` for every round with such pairs."""
 
 
 @dataclass(frozen=True)
 class Pairwise(Event):
-    """The similarities of a cluster's clients in a round."""
+    """The pairwise similarities of a cluster's clients in a round."""
 
     kind = "similarities"
 
@@ -135,7 +140,7 @@ class Pairwise(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class WatchedCFL(CFL):
-    """CFL that reports the similarities of its clients as events, so that the run keeps them for every round."""
+    """CFL that reports the similarities of its clients as events, which the run stores."""
 
     def step(
         self, state: CFLState, cohort: Sequence[int], clients: Clients, this_round: Round
@@ -151,9 +156,9 @@ class WatchedCFL(CFL):
 
 
 def pairs_of(run: Run, truth: Mapping[int, int]) -> Pairs:
-    """Return how alike pairs of clients were in a run of :class:`WatchedCFL`, given their true clusters.
+    """Return the similarities of pairs of clients in a run of :class:`WatchedCFL`.
 
-    A cluster that is a true one is clustered already.
+    A pair counts as already clustered if its cluster is one of the true clusters ``truth``.
     """
     sizes = Counter(truth.values())
     found: dict[str, dict[int, list[float]]] = {kind: defaultdict(list) for kind in KINDS}

@@ -1,4 +1,7 @@
-"""CFL's figures 8 and 9: federated learning stagnates, splits at dates help; and rcfl, which needs no dates."""
+"""CFL's figures 8 and 9: federated learning stagnates, and splits at fixed rounds help.
+
+They are compared with rcfl, which needs no such rounds.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,13 @@ from fedclade_papers.outcome import Claim, Outcome, Row, within_printed
 Values = Sequence[float]
 
 FEWEST_ROUNDS = 30
-"""Fewer tell nothing of what holds in the end."""
+"""Smallest number of rounds that can show claims on the final result."""
 
 METHODS = {"fl": "FL", "cfl": "CFL by dates", "own": "CFL by its criteria", "rcfl": "rcfl"}
-"""``own`` is left out where no ε₁, ε₂ and γ_max are known that serve."""
+"""Names of the methods. ``own`` is omitted if no suitable ε₁, ε₂ and γ_max are known."""
 
 BEYOND = ("own", "rcfl")
-"""Methods without a figure in the paper."""
+"""Methods that the paper's figures do not contain."""
 
 
 def measure_cifar(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
@@ -137,7 +140,7 @@ def measure_agnews(paper: Paper, cache: ResultCache, settings: Settings) -> Outc
 
 
 def _train_all(cache: ResultCache, settings: Settings) -> dict[str, list[Series]]:
-    """Return by method how its runs went, seed by seed."""
+    """Return the results of every method for each seed."""
     return {
         method: cache.by_seed(name, settings["seeds"], partial(_train, cache, settings, method))
         for method, name in METHODS.items()
@@ -147,7 +150,7 @@ def _train_all(cache: ResultCache, settings: Settings) -> dict[str, list[Series]
 
 def _train(cache: ResultCache, settings: Settings, method: str, seed: int) -> Series:
     makers: Mapping[str, Callable[[], Algorithm]] = {
-        # FedAvg to the last bit, but one that computes similarities, for the gap.
+        # Bit-identical to FedAvg, but it also computes the similarities from which the gap follows.
         "fl": lambda: CFL(split_rounds=(settings["rounds"] + 1,)),
         "cfl": lambda: WatchedCFL(
             split_rounds=tuple(settings["split_rounds"]), **settings["at_dates"]
@@ -173,7 +176,7 @@ def _train(cache: ResultCache, settings: Settings, method: str, seed: int) -> Se
 
 
 def _scores(found: Mapping[str, Sequence[Series]], first: int) -> tuple[Values, dict[str, Values]]:
-    """Return seed by seed the scores of FL when CFL splits first, and those of all methods at the end."""
+    """Return FL's scores when CFL splits first, and all methods' final scores, for each seed."""
     stagnation = [series["scores"][series["rounds"].index(first)] for series in found["fl"]]
     return stagnation, {
         method: [series["scores"][-1] for series in runs] for method, runs in found.items()
@@ -181,18 +184,21 @@ def _scores(found: Mapping[str, Sequence[Series]], first: int) -> tuple[Values, 
 
 
 def _first(found: Mapping[str, Sequence[Series]]) -> dict[str, Series]:
-    """Return what the figure shows: the first seed."""
+    """Return the results of the first seed, which the figure shows."""
     return {method: runs[0] for method, runs in found.items()}
 
 
 def _separated(runs: Sequence[Series]) -> tuple[bool, str]:
-    """Return whether the clusters are the true ones at the end, and how far they are."""
+    """Return whether the clusters are the true ones at the end, and their ARI as text."""
     ari = [series["ari"][-1] for series in runs]
     return all(each == 1 for each in ari), f"ARI {_listed(ari)}"
 
 
 def _norms_tell(runs: Sequence[Series]) -> tuple[bool | None, str]:
-    """Return whether the largest norms of mixed clusters are above those of pure ones, and the norms."""
+    """Return whether all largest norms of mixed clusters exceed those of pure clusters.
+
+    The norms are returned as text.
+    """
     mixed, pure = (
         [norm for series in runs for norm in series["norms"][kind]] for kind in ("mixed", "pure")
     )
@@ -206,7 +212,7 @@ def _norms_tell(runs: Sequence[Series]) -> tuple[bool | None, str]:
 def _on_criteria(
     paper: Paper, found: Mapping[str, Sequence[Series]], settings: Settings
 ) -> list[Claim]:
-    """Return the claim on CFL that splits by eqs. 32, 33 and 39, where some ε₁, ε₂ and γ_max serve."""
+    """Return the claim on CFL with splits by eqs. 32, 33 and 39, if thresholds are known."""
     if "own" not in found:
         return []
     holds, measured = _separated(found["own"])
@@ -222,7 +228,7 @@ def _on_criteria(
 
 
 def _on_pairs(paper: Paper, runs: Sequence[Series]) -> list[Claim]:
-    """Return what the right part of the workshop paper's figure 3 shows, if the runs kept it."""
+    """Return the claim on the right part of the workshop paper's figure 3, if runs stored pairs."""
     apart: list[float] = []
     for series in runs:
         same, other = (
@@ -240,7 +246,7 @@ def _dates(paper: Paper, settings: Settings) -> str:
 
 
 def _ends(found: Mapping[str, Sequence[Series]], end: Mapping[str, Values], unit: str) -> str:
-    """Say how every method but FL ends."""
+    """Return the final results of every method but FL as text."""
     return ", ".join(
         f"{METHODS[method]} {np.mean(end[method]):.1f}{unit} (ARI "
         f"{np.mean([each['ari'][-1] for each in runs]):.2f})"
@@ -250,7 +256,7 @@ def _ends(found: Mapping[str, Sequence[Series]], end: Mapping[str, Values], unit
 
 
 def _because(paper: Paper, settings: Settings, found: Mapping[str, Sequence[Series]]) -> str:
-    """Say what differs from the paper, and what came of it."""
+    """Return the differences from the paper and their consequences as text."""
     scale = f"{settings['rounds']} rounds, dates {', '.join(map(str, settings['split_rounds']))}"
     missed = {method: any(each["ari"][-1] < 1 for each in runs) for method, runs in found.items()}
     parts = [paper.texts["ours"].format(scale=scale)]

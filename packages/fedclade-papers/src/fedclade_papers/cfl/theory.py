@@ -1,8 +1,8 @@
-"""CFL's figure 3: how often random gradients are split right, against what Theorem 1 promises.
+"""CFL's figure 3: how often random gradients are split correctly, compared with Theorem 1.
 
-k distributions have gradients ∇R that are normal in d dimensions and sum to zero, as at a
-stationary point (eq. 104); m clients, the same number of each distribution, have ∇r = ∇R + noise.
-The noise is normal, too, and scaled to γ times the norm of ∇R, so that all γ_i of eq. 16 are γ.
+The gradients ∇R of k distributions are normal in d dimensions and sum to zero, as at a stationary
+point (eq. 104). Each of m clients, the same number for each distribution, has ∇r = ∇R + noise. The
+noise is normal, too, and scaled to γ times the norm of ∇R, so that all γ_i of eq. 16 are γ.
 """
 
 from __future__ import annotations
@@ -28,36 +28,40 @@ from fedclade_papers.experiment import Paper
 from fedclade_papers.outcome import Claim, Outcome, Row
 
 ROUNDING = 1e-9
-"""Cosines in float64 may lie this far beyond a bound."""
+"""Distance by which float64 cosines may exceed a bound."""
 
 MANY = 10
-"""Distributions above which eqs. 30 and 31 speak of large k."""
+"""Number of distributions above which k is large in the sense of eqs. 30 and 31."""
 
 
 def bounds(k: int, gamma: float) -> tuple[float, float]:
-    """Return the bounds of eqs. 19 and 21, on α_cross^max from above and α_intra^min from below, if all γ_i are γ."""
+    """Return the bounds of eqs. 19 and 21 if all γ_i are γ.
+
+    They are an upper bound on α_cross^max and a lower bound on α_intra^min.
+    """
     return bound_cross_similarity([gamma] * k, range(k)), bound_intra_similarity(
         [gamma] * 2, [0, 0]
     )
 
 
 def largest_noise(k: int) -> float:
-    """Return the γ below which Theorem 1 promises a right split of k distributions: sin(π / (4·(k − 1))).
+    """Return the γ below which Theorem 1 guarantees a right split: sin(π / (4·(k − 1))).
 
-    There the two bounds meet: with H = cos(2·arcsin γ), 2·arcsin γ = π/(k − 1) − 2·arcsin γ.
+    At this γ the two bounds are equal: with H = cos(2·arcsin γ), 2·arcsin γ = π/(k − 1) − 2·arcsin
+    γ.
     """
     return sin(pi / (4 * (k - 1)))
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One draw of all clients' gradients, split in two."""
+    """One sample of all clients' gradients, split in two."""
 
     #: α_intra^min, the smallest similarity of two clients of one distribution (eq. 21).
     intra: float
     #: α_cross^max of the optimal bi-partition (eq. 17).
     cross: float
-    #: Whether that separates no two clients of one distribution (Definition 1).
+    #: Whether the bi-partition separates no two clients of one distribution (Definition 1).
     right: bool
     #: Separation gap g(α) (Definition 2).
     gap: float
@@ -66,7 +70,21 @@ class Sample:
 def draw_sample(
     k: int, d: int, gamma: float, clients_each: int, generator: np.random.Generator
 ) -> Sample:
-    """Draw gradients of k ≥ 2 distributions in d ≥ 2 dimensions with relative noise γ ≥ 0, and split them in two."""
+    """Draw gradients of several distributions, and split them in two.
+
+    Parameters
+    ----------
+    k
+        Number of distributions, at least 2.
+    d
+        Number of dimensions, at least 2.
+    gamma
+        Relative noise γ, at least 0.
+    clients_each
+        Number of clients of each distribution.
+    generator
+        Source of random numbers.
+    """
     means = generator.normal(size=(k, d))
     means -= means.mean(0)
     truth = np.repeat(np.arange(k), clients_each)
@@ -81,7 +99,10 @@ def draw_sample(
 
 
 def summary(samples: Sequence[Sample]) -> dict[str, float]:
-    """Return what many draws of one k, d and γ show, as JSON has it: shares in [0, 1], and the extremes."""
+    """Return statistics of many samples of one k, d and γ.
+
+    They are shares in [0, 1], counts, and extremes.
+    """
     n = len(samples)
     return {
         "gap_positive": sum(sample.gap > 0 for sample in samples) / n,
@@ -141,7 +162,7 @@ def _cell(settings: Settings, k: int, d: int, gamma: float) -> dict[str, Any]:
 
 
 def _claims(paper: Paper, cells: Sequence[Settings], samples: int) -> list[Claim]:
-    # eq. 15; without noise they are the bounds
+    # The bounds need γ < 1 (eq. 15). Without noise the similarities equal the bounds.
     bounded = [cell for cell in cells if 0 < cell["gamma"] < 1]
     n = len(bounded) * samples
     cross = max(cell["highest_cross"] - bounds(cell["k"], cell["gamma"])[0] for cell in bounded)

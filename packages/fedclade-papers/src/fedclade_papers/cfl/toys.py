@@ -1,7 +1,7 @@
-"""CFL's figures 1 and 2: toy problems in the plane, which no single model fits, and the paths of two clients.
+"""CFL's figures 1 and 2: toy problems in the plane that no single model fits, and paths of models.
 
-The paper shows pictures and gives no numbers; what is measured here shows the same cases. Every
-client has as many points for testing as for training.
+The paper shows pictures and gives no numbers; the measurements here show the same cases. Every
+client has as many test points as training points.
 """
 
 from __future__ import annotations
@@ -23,20 +23,23 @@ from fedclade_papers.experiment import Paper
 from fedclade_papers.outcome import Outcome, Row
 
 Points = NDArray[np.float32]
-"""``[n, 2]``."""
+"""Points in the plane, ``[n, 2]``."""
 
 SPREAD = 0.35
-"""Standard deviation of a blob, whose centre is 1 from both axes."""
+"""Standard deviation of a blob. Its centre has distance 1 from both axes."""
 
 TRUE_WEIGHTS = ((3.0, 0.5), (-0.5, 2.0))
-"""Of the two clients whose risks disagree."""
+"""True weights of the two clients whose risks disagree."""
 
 
 def federated_xor(clients: int, points: int, seed: int) -> Federation:
-    """Return clients of two clusters that each hold two of XOR's four blobs: each is linear, both together are not."""
+    """Return clients of two clusters that each have two of XOR's four blobs.
+
+    Each cluster is linearly separable, both together are not.
+    """
 
     def draw(cluster: int, generator: np.random.Generator) -> tuple[Points, NDArray[np.int64]]:
-        side = generator.integers(2, size=2 * points)  # of the vertical axis
+        side = generator.integers(2, size=2 * points)  # side of the vertical axis
         height = 1 if cluster == 0 else -1
         centres = np.stack([2 * side - 1, np.full(2 * points, height)], axis=1)
         return _blobs(centres, generator), np.where(height > 0, side, 1 - side)
@@ -45,7 +48,7 @@ def federated_xor(clients: int, points: int, seed: int) -> Federation:
 
 
 def opposed(clients: int, points: int, seed: int) -> Federation:
-    """Return clients of two clusters that see the same two blobs, with each other's labels."""
+    """Return clients of two clusters with the same two blobs and opposite labels."""
 
     def draw(cluster: int, generator: np.random.Generator) -> tuple[Points, NDArray[np.int64]]:
         side = generator.integers(2, size=2 * points)
@@ -57,7 +60,7 @@ def opposed(clients: int, points: int, seed: int) -> Federation:
 
 
 def two_risks(points: int, seed: int, *, congruent: bool) -> Federation:
-    """Return two clients whose logistic risks can be minimised at once, or cannot.
+    """Return two clients whose logistic risks have a common minimum, or not.
 
     Congruent: each client's points lie on an axis of its own, so that its risk depends on one
     weight only, and there is a model that suits both. Incongruent: the points are spread over the
@@ -76,7 +79,7 @@ def two_risks(points: int, seed: int, *, congruent: bool) -> Federation:
 
 
 class TwoWeights(nn.Module):
-    """Logistic regression of two weights and no bias, so that its optimization path can be drawn."""
+    """Logistic regression with two weights and no bias, so that its path can be drawn."""
 
     def __init__(self, start: tuple[float, float]) -> None:
         super().__init__()
@@ -89,7 +92,10 @@ class TwoWeights(nn.Module):
 
 
 def risk(federation: Federation, client: int, weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return a client's empirical risk in nats at weights ``[..., 2]`` of :class:`TwoWeights`, ``[...]``."""
+    """Return a client's empirical risk in nats, ``[...]``, at weights ``[..., 2]``.
+
+    The weights are those of :class:`TwoWeights`.
+    """
     x, y = (tensor.numpy().astype(np.float64) for tensor in federation.examples(client, "train"))
     return np.logaddexp(0, -(2 * y - 1) * (weights @ x.T)).mean(-1)
 
@@ -120,7 +126,7 @@ def _federation(
 
 
 CELLS = 17
-"""Points a side at which functions of the plane are evaluated."""
+"""Number of grid points on each side of the plane."""
 
 
 def plane(low: float, high: float) -> NDArray[np.float64]:
@@ -129,23 +135,26 @@ def plane(low: float, high: float) -> NDArray[np.float64]:
 
 
 SIDE = 2.2
-"""The plane is drawn from minus this to this."""
+"""Half the side of the plane that is drawn, which is centred at the origin."""
 
 SHOWN = 40
-"""Points of each cluster that are drawn."""
+"""Number of points of each cluster that are drawn."""
 
 CASES = {
     "xor": ("federated XOR, linear model", federated_xor, "mclr"),
     "xor, complex": ("federated XOR, one hidden layer", federated_xor, "mlp"),
     "opposed": ("diverging conditionals, one hidden layer", opposed, "mlp"),
 }
-"""What each is called, its data, its model. The second is not in the paper: it shows that the model is to blame."""
+"""Name, data and model of each case.
+
+The second case is not in the paper: it shows that the model causes the low accuracy of the first.
+"""
 
 METHODS = {"fl": "one model for all", "cfl": "CFL"}
 
 
 def measure_xor(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
-    """Let FedAvg and CFL learn the two problems."""
+    """Train FedAvg and CFL on the toy problems."""
     found = {
         case: cache.by_seed(case, settings["seeds"], partial(_learn, cache, settings, case))
         for case in CASES
@@ -192,7 +201,7 @@ def _learn(cache: ResultCache, settings: Settings, case: str, seed: int) -> dict
 
 
 def _picture(federation: Federation, runs: dict[str, Run], model: str) -> dict[str, Any]:
-    """Return what one panel shows: some points of each cluster, and what each model predicts over the plane."""
+    """Return the data of one panel: points of each cluster, and each model's predictions."""
     points: list[dict[str, Any]] = []
     for cluster in range(2):
         x, y = federation.examples(cluster, "test")
@@ -212,9 +221,9 @@ def _picture(federation: Federation, runs: dict[str, Run], model: str) -> dict[s
 
 
 def _predictions(run: Run, model: str, params: torch.Tensor) -> list[list[float]]:
-    """Return the probability of label 1 over the plane, to three digits."""
+    """Return the probability of label 1 on the grid, with three digits."""
     module = build_model(model, input_shape=(2,), outputs=2)
-    assert run.layout is not None  # a run of our own
+    assert run.layout is not None  # since the run was made here
     run.layout.load(params.cpu(), module)
     grid = plane(-SIDE, SIDE)
     with torch.no_grad():
@@ -223,7 +232,7 @@ def _predictions(run: Run, model: str, params: torch.Tensor) -> list[list[float]
 
 
 def measure_paths(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
-    """Follow the model of two clients of either kind."""
+    """Follow the model of two clients, incongruent and congruent."""
     found = {
         kind: cache.by_seed(kind, settings["seeds"], partial(_path, cache, settings, kind))
         for kind in ("incongruent", "congruent")

@@ -1,4 +1,7 @@
-"""FedGroup: Duan et al. 2020, "FedGroup: efficient clustered federated learning" (arXiv:2010.06870)."""
+"""Experiments of FedGroup: Duan et al. 2020 (arXiv:2010.06870).
+
+"FedGroup: efficient clustered federated learning".
+"""
 
 from fedclade_papers.experiment import experiments_of
 from fedclade_papers.fedgroup.classes import measure_classes

@@ -22,7 +22,10 @@ ROUNDS = "rounds to 85 %"
 
 
 def measure_classes(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
-    """Train FedAvg on clients with few classes each; ``series`` has the first seed round by round."""
+    """Train FedAvg on clients with few classes each.
+
+    ``series`` of the outcome has the results of the first seed for every round.
+    """
     task = TASKS[settings["task"]]
     runs = {
         n: runs_of(cache, settings, task, "FedAvg", labels_per_client=n)
@@ -55,7 +58,10 @@ def measure_classes(paper: Paper, cache: ResultCache, settings: Settings) -> Out
 
 
 def _rows(classes: int, runs: Sequence[Found], paper: Sequence[float]) -> dict[str, Row]:
-    """Return the five figures of a row of Table I; the last is left out if a run did not get there."""
+    """Return the five figures of a row of Table I.
+
+    The last figure is omitted if a run did not reach the target accuracy.
+    """
     accuracy = [[100 * value for value in run["accuracy"]] for run in runs]
     rounds = [
         next((n for n, value in enumerate(run["accuracy"], start=1) if value >= TARGET), None)
@@ -77,7 +83,7 @@ def _rows(classes: int, runs: Sequence[Found], paper: Sequence[float]) -> dict[s
 
 
 def _claims(paper: Paper, rows: Mapping[int, Mapping[str, Row]], *, tested: bool) -> list[Claim]:
-    """Return what section III-A says of the step from the fewest to the most classes."""
+    """Return the claims of section III-A on the step from the fewest to the most classes."""
     few = min(rows)
     many = max(rows)
     checks: dict[str, tuple[str, int, Callable[[float, float], bool] | None]] = {

@@ -1,4 +1,4 @@
-"""Figure 5 of FedGroup: clients' distances in the ternary similarities against those in all cosines."""
+"""Figure 5 of FedGroup: distances by ternary similarities compared with those by all cosines."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ from fedclade_papers.fedgroup.tasks import Task, absent, tasks_at_hand
 from fedclade_papers.outcome import Claim, Outcome, Row
 
 ABOUT_LINEAR = 0.9
-"""A correlation from which on we call it so: the paper has a picture, and no number."""
+"""Correlation from which a relation counts as about linear.
+
+The paper has a picture, and no number.
+"""
 
 SHOWN = 300
-"""Pairs of clients that a figure shows."""
+"""Number of pairs of clients that a figure shows."""
 
 
 def measure_distances(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
-    """Compare the distances of clients in M, the ternary similarities, with those in M', all cosines."""
+    """Compare the distances of clients in M (ternary similarities) and in M' (all cosines)."""
     rows = list[Row]()
     claims = list[Claim]()
     series = dict[str, Found]()
@@ -63,14 +66,14 @@ def measure_distances(paper: Paper, cache: ResultCache, settings: Settings) -> O
 
 
 def _compared(cache: ResultCache, settings: Settings, task: Task, seed: int) -> Found:
-    """Return how distances in M follow those in M'.
+    """Return measures of the agreement of distances in M and in M'.
 
     Returns
     -------
     dict
-        ``correlation`` of the distances of all pairs (Pearson's); ``ari``, how far k-means finds
-        the same groups in both; and ``sample``, some pairs: distances in M' (``full``) and in M
-        (``ternary``).
+        ``correlation`` of the distances of all pairs (Pearson's); ``ari``, the agreement of the
+        groups that k-means finds in both; and ``sample``, some pairs: distances in M' (``full``)
+        and in M (``ternary``).
     """
     updates, chosen = pretrained(cache, settings, task, seed)
     points = {

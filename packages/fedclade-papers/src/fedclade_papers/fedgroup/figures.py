@@ -1,4 +1,4 @@
-"""The figures of FedGroup's experiments, drawn from what an outcome keeps."""
+"""Figures of FedGroup's experiments, drawn from the data of an outcome."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def draw_classes(outcome: Outcome, settings: Settings) -> Figure:
-    """Draw figure 1: accuracy and discrepancy over rounds, a panel for each number of classes."""
+    """Draw figure 1: accuracy and discrepancy over rounds, by the number of classes."""
     panels = len(outcome.series)
     figure = style.new_figure(3.0 * panels + 0.6, 3.4)
     axes = figure.subplots(1, panels, sharey=True, squeeze=False)[0]
@@ -72,7 +72,10 @@ def draw_statistics(outcome: Outcome, settings: Settings) -> Figure:
 
 
 def draw_rounds(outcome: Outcome, settings: Settings) -> Figure:
-    """Draw figures 3 and 4: one column for each task; baselines, then the groups of FedGroup and of FedGrouProx."""
+    """Draw figures 3 and 4, with one column for each task.
+
+    Its panels show the baselines, the groups of FedGroup, and the groups of FedGrouProx.
+    """
     tasks = list(outcome.series)
     figure = style.new_figure(4.2 * len(tasks) + 0.6, 7.6)
     axes = figure.subplots(3, len(tasks), sharex="col", sharey=True, squeeze=False)
@@ -114,7 +117,7 @@ def _draw_groups(panel: Axes, found: dict[str, Any]) -> None:
 
 
 def draw_distances(outcome: Outcome, settings: Settings) -> Figure:
-    """Draw figure 5: pairs of clients, their distance in M over that in M'."""
+    """Draw figure 5: for pairs of clients their distance in M over their distance in M'."""
     figure = style.new_figure(3.2 * len(outcome.series) + 0.6, 3.4)
     axes = figure.subplots(1, len(outcome.series), squeeze=False)[0]
     for place, (panel, (task, found)) in enumerate(zip(axes, outcome.series.items(), strict=True)):
@@ -143,7 +146,7 @@ def _plot(axes: Axes, values: list[float], **look: Any) -> None:
 
 
 def _discrepancy_axis(left: Axes) -> Axes:
-    """Return axes at the right for the discrepancy; the left ones are for the accuracy."""
+    """Return axes at the right for the discrepancy; the left axes are for the accuracy."""
     right = left.twinx()
     style.plain(left, right)
     right.grid(False)

@@ -1,4 +1,4 @@
-"""Table III, figures 3 and 4, and equation 10 of FedGroup: its methods against FedAvg and FedProx."""
+"""Table III, figures 3 and 4, and equation 10 of FedGroup, compared with FedAvg and FedProx."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from fedclade_papers.outcome import Claim, Outcome, Row
 METHODS = ("FedAvg", "FedProx", "FedGroup-RCC", "FedGroup-RAC", "FedGroup", "FedGrouProx")
 
 JOINING = ("FedGroup", "FedGroup, sampled, by latest update", "FedGroup, sampled, by position")
-"""When clients join, and what of a group they are compared with."""
+"""Variants of the client cold start: when clients join, and the direction of a group."""
 
 SHOWN = ("FedAvg", "FedProx", "FedGroup", "FedGrouProx")
-"""In figures 3 and 4."""
+"""Methods in figures 3 and 4."""
 
 ALIKE = 0.2
-"""Percentage points by which two figures of Table III may differ without a rank."""
+"""Percentage points by which two figures of Table III may differ and still count as equal."""
 
 Runs = Mapping[str, Mapping[str, Sequence[Found]]]
-"""By task and method, seed by seed."""
+"""Results by task and method, for each seed."""
 
 
 def _runs(cache: ResultCache, settings: Settings, methods: Sequence[str]) -> Runs:
@@ -41,7 +41,7 @@ def _runs(cache: ResultCache, settings: Settings, methods: Sequence[str]) -> Run
 def _best_rows(
     name: str, runs: Mapping[str, Sequence[Found]], paper: Mapping[str, float | None]
 ) -> list[Row]:
-    """Return the best accuracy of all rounds of every method."""
+    """Return the best accuracy over all rounds of every method."""
     return [
         Row.of(
             f"{name} · {which}, best round",
@@ -58,7 +58,7 @@ def _of_table(paper: Paper, name: str) -> dict[str, float | None]:
 
 
 def measure_best(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
-    """Run all methods at all tasks whose data is there (Table III)."""
+    """Run all methods on all tasks whose data is available (Table III)."""
     runs = _runs(cache, settings, METHODS)
     rows = list[Row]()
     claims = list[Claim]()
@@ -77,7 +77,7 @@ def measure_best(paper: Paper, cache: ResultCache, settings: Settings) -> Outcom
             f"{name}: "
             f"{', '.join(f'{_short(which)} {best[which]:.1f}{theirs[which]}' for which in METHODS)}"
         )
-        # The best round cannot be chosen in earnest: what the last ten come to.
+        # In practice the best round cannot be chosen, so the mean of the last ten is reported too.
         ten = {
             which: fmean(fmean(run["accuracy"][-10:]) for run in each)
             for which, each in of_methods.items()
@@ -103,7 +103,7 @@ def _claims(
     *,
     tested: bool,
 ) -> list[Claim]:
-    """Return what section IV-B says, for one task, and whether the methods rank as in Table III."""
+    """Return the claims of section IV-B on one task, and the ranking of Table III."""
     averaged, proximal, rcc, rac, ours, both = (best[which] for which in METHODS)
     baseline = max(averaged, proximal)
     synthetic = name.startswith("Synthetic")
@@ -118,11 +118,11 @@ def _claims(
         claim("groups", min(ours, both) > baseline, by),
         claim("rcc", baseline < rcc and (rcc > ours) == synthetic if tested else None, beside),
     ]
-    # all of Synthetic's clients pre-train, none is cold, and the paper has no figure
+    # All clients of Synthetic pre-train, so none is cold, and the paper has no figure.
     if not synthetic:
         measured = f"RAC {rac:.1f} %, FedAvg {averaged:.1f} %, FedProx {proximal:.1f} %"
         claims.append(claim("rac", rac < min(averaged, proximal) if tested else None, measured))
-    # Those that the paper has within a fifth of a point may change places.
+    # Methods whose figures in the paper differ by at most a fifth of a point may change places.
     known = {which: value for which, value in table.items() if value is not None}
     swapped = [
         f"; {one} is above {other}"
@@ -156,7 +156,10 @@ def measure_joining(paper: Paper, cache: ResultCache, settings: Settings) -> Out
 
 
 def measure_rounds(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
-    """Show the runs of Table III round by round, with the discrepancy of one model for all, and group by group."""
+    """Return the runs of Table III for every round.
+
+    They include the discrepancy of one global model, and the accuracy of each group.
+    """
     runs = _runs(cache, settings, METHODS)
     series = {name: {which: found[which][0] for which in SHOWN} for name, found in runs.items()}
     claims: list[Claim] = []

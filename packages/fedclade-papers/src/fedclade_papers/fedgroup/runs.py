@@ -1,4 +1,4 @@
-"""What is behind FedGroup's tables and figures: its methods, and what is kept of a run."""
+"""Methods of FedGroup's tables and figures, and the stored results of a run."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ from fedclade_papers.cache import ResultCache, Settings, local_of
 from fedclade_papers.fedgroup.tasks import LABELS, Task, federation_of
 
 Found = dict[str, Any]
-"""What is kept of a run, as JSON has it."""
+"""Stored results of a run, in JSON's types."""
 
 DIGITS = 4
-"""Decimals of an accuracy that are kept."""
+"""Number of decimals of a stored accuracy."""
 
 FEWEST_ROUNDS = 25
-"""Fewer cannot show what is claimed of runs of 200."""
+"""Smallest number of rounds that can show claims on runs of 200 rounds."""
 
 OF_A_RUN = ("rounds", "selected", "epochs", "batch_size", "pretrain_scale", "eta_g")
-"""Settings that a run depends on, besides the number of clients: tables and figures that share them share runs."""
+"""Settings on which a run depends, in addition to the number of clients.
+
+Tables and figures with equal ones share runs.
+"""
 
 WAYS: Mapping[str, Mapping[str, Any]] = {
     "FedGroup": {},
@@ -31,11 +34,14 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
     "FedGroup, sampled, by latest update": {"cold_start": "sampled"},
     "FedGroup, sampled, by position": {"cold_start": "sampled", "direction": "position"},
 }
-"""FedGroup's variants; the last two let clients join a group in the round that first samples them."""
+"""FedGroup's variants. In the last two, clients join in the first round that samples them."""
 
 
 def method(name: str, task: Task, settings: Settings) -> tuple[Algorithm, float]:
-    """Return an algorithm, ``FedAvg``, ``FedProx`` or one of :data:`WAYS`, and the μ of its local training."""
+    """Return an algorithm and the μ of its local training.
+
+    The name is ``FedAvg``, ``FedProx`` or one of :data:`WAYS`.
+    """
     if name in ("FedAvg", "FedProx"):
         return FedAvg(), task.mu if name == "FedProx" else 0.0
     common = {
@@ -56,12 +62,23 @@ def runs_of(
     seeds: Sequence[int] | None = None,
     labels_per_client: int = LABELS,
 ) -> list[Found]:
-    """Run a method with every seed, of data and run; ``labels_per_client`` of its images.
+    """Run a method with every seed.
+
+    Parameters
+    ----------
+    cache, settings, task
+        Cache and settings of the experiment, and the task.
+    name
+        Name of the method, as in :func:`method`.
+    seeds
+        Seeds of data and run. None: those of the settings.
+    labels_per_client
+        Number of labels of which each client has images.
 
     Returns
     -------
     list
-        ``accuracy`` and ``discrepancy`` by round, and the accuracy of the ``groups``.
+        For each seed ``accuracy`` and ``discrepancy`` by round, and the accuracy of the ``groups``.
     """
     shared = {key: settings[key] for key in OF_A_RUN}
     within = cache.within({**shared, "clients": {task.data: settings["clients"][task.data]}})
@@ -93,7 +110,10 @@ def runs_of(
 
 
 def _accuracy_of_groups(run: Run) -> dict[str, list[float | None]]:
-    """Return by leaf the accuracy of its members in every round, weighted by their sizes; None while it has none."""
+    """Return the accuracy of each leaf's members in every round, weighted by their sizes.
+
+    It is None in rounds in which the leaf has no members.
+    """
     right = defaultdict[tuple[int, int], float](float)
     weight = defaultdict[tuple[int, int], int](int)
     for row in run.client_rows:
@@ -115,7 +135,10 @@ def _accuracy_of_groups(run: Run) -> dict[str, list[float | None]]:
 def pretrained(
     cache: ResultCache, settings: Settings, task: Task, seed: int
 ) -> tuple[Updates, list[int]]:
-    """Return the updates of all n clients after one epoch from w_0, and the rows of αm of them, as Algorithm 3 has."""
+    """Return the updates of all n clients after one epoch from w_0, and rows of αm of them.
+
+    The rows are those of the clients that Algorithm 3 chooses.
+    """
     federation = federation_of(task.data, settings, cache, seed)
     module = task.maker(federation)(seed)
     clients = SimulatedClients(federation, module, choose_device(cache.device), task.engine)

@@ -1,4 +1,4 @@
-"""FedGroup's tasks, a data set with a model each, and Table II: how many clients, samples and parameters they have."""
+"""FedGroup's tasks, and Table II with their numbers of clients, samples and parameters."""
 
 from __future__ import annotations
 
@@ -15,27 +15,30 @@ from fedclade_papers.outcome import Outcome, Row
 TABLES = read_tables(Path(__file__).with_name("experiments.toml"))
 
 LABELS = 2
-"""Labels per client of Li et al.'s images, if nothing else is set."""
+"""Default number of labels per client of Li et al.'s images."""
 
 ROUNDED = 50
-"""Samples by which shares that are rounded down differ from draw to draw, and do not count."""
+"""Largest difference in samples that counts as none.
+
+Shares of the data are rounded down, and differ from draw to draw.
+"""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A data set with a model, as in Table II; see ``[tasks]`` of ``experiments.toml``."""
+    """A data set and a model of Table II; see ``[tasks]`` of ``experiments.toml``."""
 
     data: str
     model: str
-    #: m.
+    #: Number m of groups.
     groups: int
-    #: η, and μ of FedProx.
+    #: Step size η, and μ of FedProx.
     lr: float
     mu: float
-    #: Of the model, as Table II counts its parameters.
+    #: Input shape and number of outputs for which Table II counts the model's parameters.
     input_shape: Sequence[int] = (1, 28, 28)
     outputs: int = 10
-    #: Of the model's factory.
+    #: Arguments of the function that builds the model.
     arguments: Mapping[str, int] = field(default_factory=dict[str, int])
 
     @property
@@ -49,12 +52,12 @@ class Task:
         return sum(parameter.numel() for parameter in module.parameters())
 
     def maker(self, federation: Federation) -> Maker:
-        """Return what makes the model from a seed."""
+        """Return a function that builds the model from a seed."""
         return maker_of(federation, self.model, self.arguments)
 
     @property
     def engine(self) -> str:
-        """The engine that is known to be the fastest for dense models; for others that is measured."""
+        """Training engine: the one known to be fastest for dense models, otherwise ``auto``."""
         return "stacked" if self.model in ("mclr", "mlp") else "auto"
 
 
@@ -62,12 +65,12 @@ TASKS = {name: Task(**task) for name, task in TABLES["tasks"].items()}
 
 
 def tasks_at_hand(cache: ResultCache, settings: Settings) -> dict[str, Task]:
-    """Return the tasks of the settings whose data is at hand, or could come from the Hub."""
+    """Return the tasks of the settings with data that is available or can be downloaded."""
     return {name: TASKS[name] for name in settings["tasks"] if cache.may_have(TASKS[name].data)}
 
 
 def absent(cache: ResultCache, settings: Settings) -> list[str]:
-    """Say of the other tasks that they were not measured."""
+    """Return a remark for each task that was not measured for lack of data."""
     measured = tasks_at_hand(cache, settings)
     return [
         f"{name} was not measured: its data is not at hand."
@@ -89,7 +92,7 @@ def federation_of(
 
 
 def measure_statistics(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
-    """Count the parameters of every model, and the clients and samples of the data that is there."""
+    """Count the parameters of every model, and the clients and samples of available data sets."""
     rows = list[Row]()
     exact = list[bool]()
     counted = set[str]()

@@ -1,4 +1,7 @@
-"""FL+HC: Briggs, Fan, Andras 2020, "Federated learning with hierarchical clustering of local updates"."""
+"""Experiments of FL+HC: Briggs, Fan, Andras 2020.
+
+"Federated learning with hierarchical clustering of local updates".
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What the FL+HC paper claims of its tables, and whether it was seen."""
+"""Claims of the FL+HC paper on its tables and figures, and the checks of them."""
 
 from __future__ import annotations
 
@@ -13,30 +13,34 @@ from fedclade_papers.fl_hc.runs import CLUSTERS, Found
 from fedclade_papers.outcome import Claim, within_printed
 
 FEWEST_ROUNDS = 20
-"""Fewer cannot show what is claimed of runs of 50."""
+"""Smallest number of rounds that can show claims on runs of 50 rounds."""
 
 CEILING = 0.8
-"""What FL can reach where four groups swap two labels each: it learns the majority's, wrong for 2 of 10 digits."""
+"""Highest accuracy of FL if four groups swap two labels each.
+
+FL learns the labels of the majority, which are wrong for 2 of 10 digits.
+"""
 
 POINT = 1.0
-"""Percentage points up to which an accuracy is the same, or only very slightly reduced."""
+"""Percentage points up to which accuracies count as equal, or as only very slightly reduced."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of a table: FL+HC in one way, beside FL."""
+    """One cell of a table: FL+HC with certain settings, and FL for comparison."""
 
     key: str
     #: n of Algorithm 1.
     rounds_before: int
-    #: FL+HC's and FL's, seed by seed.
+    #: Runs of FL+HC, and in ``averaged`` of FL, for each seed.
     runs: Sequence[Found]
     averaged: Sequence[Found]
-    #: The paper's, in %: accuracy directly after the clustering step and at the end, share of clients likewise.
+    #: The paper's figures in %: accuracy directly after the clustering step and at the end, and the
+    #: share of clients at the target at both times.
     paper: Sequence[float | None] = (None,) * 4
 
     def after(self, what: str, *, averaged: bool = False) -> list[float]:
-        """Return ``accuracy`` or ``reached`` in the round after the clustering step, seed by seed."""
+        """Return ``accuracy`` or ``reached`` right after the clustering step, for each seed."""
         number = self.rounds_before + 1
         return [
             run[what][run["rounds"].index(number)]
@@ -44,26 +48,29 @@ class Cell:
         ]
 
     def last(self, what: str) -> list[float]:
-        """Return ``accuracy`` or ``reached`` at the end, seed by seed."""
+        """Return ``accuracy`` or ``reached`` in the last round, for each seed."""
         return [run[what][-1] for run in self.runs]
 
     @property
     def gain(self) -> float:
-        """By how much the accuracy at the end is above FL's."""
+        """Difference between the accuracies of FL+HC and FL in the last round."""
         return fmean(self.last("accuracy")) - fmean(run["accuracy"][-1] for run in self.averaged)
 
     @property
     def gain_after(self) -> float:
-        """The same in the round after the clustering step, as a ratio."""
+        """Ratio of the accuracies of FL+HC and FL in the round after the clustering step."""
         return fmean(self.after("accuracy")) / fmean(self.after("accuracy", averaged=True))
 
 
 Checked = tuple[bool | None, str] | tuple[bool, str, bool]
-"""What :meth:`Paper.claim` takes: whether a claim holds, what was measured, and whether it is as large."""
+"""Arguments of :meth:`Paper.claim`: whether a claim holds, the measurement, and its size."""
 
 
 def claims_on(paper: Paper, cells: Sequence[Cell], settings: Settings) -> list[Claim]:
-    """Return the claims on a table; those that few rounds can show are ``early`` among the paper's numbers."""
+    """Return the claims on a table.
+
+    Claims that a run of few rounds can test are named in ``early`` among the paper's numbers.
+    """
     checks = _Checks(cells, paper.numbers)
     claims = {key: paper.claim(key, *getattr(checks, key)()) for key in paper.claims}
     early = claims if settings["rounds"] >= FEWEST_ROUNDS else paper.numbers.get("early", ())
@@ -71,7 +78,7 @@ def claims_on(paper: Paper, cells: Sequence[Cell], settings: Settings) -> list[C
 
 
 class _Checks:
-    """How the claims on a table are checked: a method for each key in ``experiments.toml``."""
+    """Checks of the claims on a table, with a method for each key in ``experiments.toml``."""
 
     def __init__(self, cells: Sequence[Cell], numbers: Mapping[str, Any]) -> None:
         self.cells = cells
@@ -155,7 +162,7 @@ class _Checks:
         return _are_printed(after, *self.numbers["after"]), percent(after) + mean
 
     def order(self) -> Checked:
-        """Compare metrics by the mean over linkages; of what was measured."""
+        """Compare metrics by the mean over linkages; None if a metric was not measured."""
         metrics = dict.fromkeys(metric for pair in self.numbers["order"] for metric in pair)
         of_each = {
             m: [fmean(cell.last("accuracy")) for cell in self.cells if cell.key.startswith(m)]
@@ -171,10 +178,14 @@ class _Checks:
 def claims_on_iid(
     paper: Paper, found: Mapping[str, Sequence[int]], cell: Cell, settings: Settings
 ) -> list[Claim]:
-    """Return what section III says of IID clients.
+    """Return the claims of section III on IID clients.
 
-    ``found`` is the number of clusters at the threshold, seed by seed, by ``"n 1, l2 ward"``;
-    ``cell`` is FL+HC with the fewest rounds before clustering.
+    Parameters
+    ----------
+    found
+        Number of clusters at the threshold for each seed, by ``"n 1, l2 ward"``.
+    cell
+        FL+HC with the fewest rounds before clustering.
     """
     first, *later = settings["rounds_before"]
     wards = {n: found[f"n {n}, l2 ward"] for n in (first, *later)}
@@ -200,10 +211,10 @@ def claims_on_iid(
 
 
 def claim_on_curve(paper: Paper, cell: Cell) -> Claim:
-    """Return the claim on a figure: in any round after the clustering step more clients are at the target than with FL.
+    """Return the claim that more clients reach the target with FL+HC than with FL.
 
-    It goes as the paper says on the mean of the rounds, and is as much as the paper says if it
-    holds in every round.
+    The claim is about any round after the clustering step. It holds if it holds for the mean of
+    these rounds, and is as large as in the paper if it holds in every round.
     """
     (clustered,), (averaged,) = cell.runs, cell.averaged
     ours, theirs = (run["reached"][cell.rounds_before :] for run in (clustered, averaged))
@@ -218,7 +229,10 @@ def claim_on_curve(paper: Paper, cell: Cell) -> Claim:
 
 
 def claim_on_speed(paper: Paper, cell: Cell) -> Claim:
-    """Return the claim on a figure of pathological clients: FL+HC has sooner the accuracy at which FL ends."""
+    """Return the claim that FL+HC reaches FL's final accuracy in fewer rounds than FL.
+
+    The claim is about figures of pathological clients.
+    """
     (clustered,), (averaged,) = cell.runs, cell.averaged
     target = averaged["accuracy"][-1]
     ours = rounds_to(target, clustered)
@@ -233,7 +247,7 @@ def claim_on_speed(paper: Paper, cell: Cell) -> Claim:
 
 
 def rounds_to(accuracy: float, run: Found) -> int | None:
-    """Return the first round in which a run is at least as accurate; None if none is."""
+    """Return the first round in which a run reaches an accuracy; None if it never does."""
     return next(
         (n for n, value in zip(run["rounds"], run["accuracy"], strict=True) if value >= accuracy),
         None,
@@ -241,7 +255,7 @@ def rounds_to(accuracy: float, run: Found) -> int | None:
 
 
 def why_differ(paper: Paper, cells: Sequence[Cell], settings: Settings) -> str:
-    """Say why a table differs: the paper's reasons, and cells with other clusters than the true ones."""
+    """Return why a table differs: the paper's reasons, and cells with wrong clusters."""
     because = paper.because
     for cell in cells if "threshold" in settings and "threshold" in paper.texts else ():
         counts = sorted({run["clusters"] for run in cell.runs})
@@ -260,19 +274,19 @@ def _are_printed(shares: Sequence[float], low: float, high: float) -> bool:
 
 
 def count(counts: Sequence[int]) -> str:
-    """Write a range of numbers."""
+    """Format the range of some numbers."""
     low = min(counts)
     high = max(counts)
     return f"{low}" if low == high else f"{low} to {high}"
 
 
 def percent(shares: Sequence[float]) -> str:
-    """Write a range of shares."""
+    """Format the range of some shares in %."""
     low, high = (f"{100 * share:.1f}" for share in (min(shares), max(shares)))
     return f"{low} %" if low == high else f"{low} to {high} %"
 
 
 def points(gains: Sequence[float]) -> str:
-    """Write a range of differences to FL."""
+    """Format the range of some differences from FL, in percentage points."""
     low, high = (f"{100 * gain:+.1f}".replace("-", "−") for gain in (min(gains), max(gains)))
     return f"{low} points beside FL" if low == high else f"{low} to {high} points beside FL"

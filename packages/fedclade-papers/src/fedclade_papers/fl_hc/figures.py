@@ -1,4 +1,4 @@
-"""The figures of FL+HC's experiments, drawn from what an outcome keeps."""
+"""Figures of FL+HC's experiments, drawn from the data of an outcome."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ KINDS = {"paper": "FL+HC, paper", "averaged": "FL, ours", "ours": "FL+HC, ours"}
 
 
 def draw_cells(outcome: Outcome, settings: Settings) -> Figure:
-    """Draw a table: accuracy, and clients at the target, at the end, cell by cell beside FL's and the paper's."""
+    """Draw a table: final accuracy and share of clients at the target, for each cell.
+
+    Each cell shows FL+HC, FL, and the paper's figure.
+    """
     cells = outcome.series["cells"]
     figure = style.new_figure(9.0, 1.6 + 0.28 * len(cells))
     axes = figure.subplots(1, 2, sharey=True)
@@ -38,7 +41,10 @@ def draw_cells(outcome: Outcome, settings: Settings) -> Figure:
 
 
 def draw_curves(outcome: Outcome, settings: Settings) -> Figure:
-    """Draw figures 1 to 6: accuracy and clients at the target over rounds; a line where the clustering step is."""
+    """Draw figures 1 to 6: accuracy and clients at the target over rounds.
+
+    A vertical line marks the clustering step.
+    """
     panels = max(1, len(outcome.series))
     figure = style.new_figure(3.3 * panels + 0.6, 5.6)
     axes = figure.subplots(2, panels, sharex="col", sharey="row", squeeze=False)
@@ -69,7 +75,10 @@ def draw_curves(outcome: Outcome, settings: Settings) -> Figure:
 
 
 def draw_heights(outcome: Outcome, settings: Settings) -> Figure:
-    """Draw the heights at which IID clients merge, by the rounds before clustering; a line where the threshold is."""
+    """Draw the heights at which IID clients merge, for each number of rounds before clustering.
+
+    A horizontal line marks the threshold.
+    """
     figure = style.new_figure(7.0, 4.2)
     axes = figure.subplots()
     for color, (name, heights) in zip(

@@ -1,4 +1,4 @@
-"""What is behind FL+HC's tables and figures: its federations, its runs, and what is kept of them."""
+"""Federations and runs of FL+HC's tables and figures, and the stored results of a run."""
 
 from __future__ import annotations
 
@@ -18,16 +18,19 @@ from fedclade.training import SimulatedClients, choose_device
 from fedclade_papers.cache import ResultCache, Settings, maker_of
 
 Found = dict[str, Any]
-"""What is kept of a run, as JSON has it."""
+"""Stored results of a run, in JSON's types."""
 
 Merges = Mapping[str, Sequence[Sequence[float]]]
-"""By ``"metric linkage"``: how the clients merge, ``[m-1, 4]`` as :func:`fedclade.clustering.agglomerate` has it."""
+"""Merges of the clients, by ``"metric linkage"``.
+
+The format ``[m-1, 4]`` is that of :func:`fedclade.clustering.agglomerate`.
+"""
 
 CLUSTERS = 4
-"""Groups of clients that swap two labels each (section II-A)."""
+"""Number of groups of clients that swap two labels each (section II-A)."""
 
 DIGITS = 4
-"""Decimals of a share that are kept."""
+"""Number of decimals of a stored share."""
 
 WAYS = [
     (metric, linkage)
@@ -35,7 +38,7 @@ WAYS = [
     for linkage in LINKAGES
     if linkage != "ward" or metric == "l2"
 ]
-"""Every distance metric with every linkage."""
+"""All combinations of distance metric and linkage."""
 
 OF_A_RUN = (
     *(
@@ -50,11 +53,14 @@ OF_A_RUN = (
     ),
     *("rounds", "epochs", "batch_size", "lr", "target", "engine"),
 )
-"""Settings that a run depends on: tables and figures that share them share runs."""
+"""Settings on which a run depends. Tables and figures with equal ones share runs."""
 
 
 class Runs:
-    """The runs of a setting of section II-A: ``iid``, ``pathological``, ``label-swapped``, or ``by writer``."""
+    """Runs in a setting of section II-A.
+
+    Settings are ``iid``, ``pathological``, ``label-swapped``, and ``by writer``.
+    """
 
     def __init__(self, cache: ResultCache, settings: Settings) -> None:
         self.settings = settings
@@ -63,8 +69,8 @@ class Runs:
     def federation(self, seed: int) -> Federation:
         """Return the clients.
 
-        Images of writers are natural parts; where ``images`` names a data set without writers, a
-        power law stands in.
+        With FEMNIST each writer is a client. If ``images`` names a data set without writers, sizes
+        follow a power law instead.
         """
         settings = self.settings
         images = settings["images"]
@@ -86,25 +92,25 @@ class Runs:
         return _tested_apart(load_federation(images, **shift, **common), tested, seed)
 
     def maker(self, federation: Federation) -> Maker:
-        """Return what makes the model from a seed."""
+        """Return a function that builds the model from a seed."""
         return maker_of(federation, self.settings["model"], self.settings["model_arguments"])
 
     def of(self, algorithm: Algorithm, fraction: float) -> list[Found]:
-        """Return :meth:`run` of every seed."""
+        """Return the results of :meth:`run` for every seed."""
         return [self.run(algorithm, fraction, seed) for seed in self.settings["seeds"]]
 
     def run(self, algorithm: Algorithm, fraction: float, seed: int) -> Found:
         """Run FL or FL+HC once at a client fraction (α of Algorithm 1).
 
-        The clustering step is a round of its own here, but not in the paper's count of rounds.
+        The clustering step is a round by itself here, but not in the paper's count of rounds.
 
         Returns
         -------
         dict
             ``rounds`` of training, with ``accuracy`` (mean of the clients) and ``reached`` (the
-            share at the target); number of ``clusters``; ``ari``, None without a truth; and
-            ``at_the_mean``, the accuracy if every cluster began at the mean of the updates that it
-            was found by.
+            share of clients at the target); number of ``clusters``; ``ari``, None if true clusters
+            are unknown; and ``at_the_mean``, the accuracy if every cluster began at the mean of the
+            updates by which it was found.
         """
         key = key_of(algorithm, fraction, seed)
 
@@ -137,10 +143,10 @@ class Runs:
         return self.cache.piece(key, make)
 
     def _at_the_mean(self, run: Run, federation: Federation, seed: int) -> float | None:
-        """Return the accuracy of the joint model moved by the mean of each cluster's cached updates; None without any.
+        """Return the accuracy if each cluster's model is moved by the mean of its cached updates.
 
-        It shows what the paper's round after the clustering step can be, if the updates of that
-        step are kept.
+        None if no updates are cached. It shows the result of the paper's round after the clustering
+        step if the updates of that step are used.
         """
         leaves = [
             (leaf.members, leaf.cached) for leaf in run.tree.leaves if leaf.cached is not None
@@ -156,13 +162,16 @@ class Runs:
         return round(float(evaluation.scores[:, 0].mean()), DIGITS)
 
     def merges(self, rounds_before: int, fraction: float) -> list[Merges]:
-        """Merge the clients of every seed in every way, by the same updates after ``rounds_before`` rounds.
+        """Merge the clients with every metric and linkage, for each seed, from the same updates.
+
+        The updates are those after ``rounds_before`` rounds.
 
         Returns
         -------
         list
-            By ``"metric linkage"`` of :data:`WAYS`; and by ``"cosine complete, parameters"`` with
-            the trained models compared in place of the updates (section I-C).
+            Merges by ``"metric linkage"`` of :data:`WAYS`; and by ``"cosine complete,
+            parameters"``, for which the trained models are compared instead of the updates (section
+            I-C).
         """
 
         def make(seed: int) -> Merges:
@@ -187,7 +196,7 @@ class Runs:
         )
 
     def _updates(self, rounds_before: int, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
-        """Return the updates ``[m, D]`` of all clients after some rounds of federated learning, and the joint model."""
+        """Return all clients' updates ``[m, D]`` after some rounds of FL, and the joint model."""
         federation = self.federation(seed)
         rounds = rounds_before + 1
         run = self.cache.simulate(
@@ -207,7 +216,7 @@ class Runs:
 
 
 def _tested_apart(federation: Federation, samples: int, seed: int) -> Federation:
-    """Give every client test images of its own, as the share of clients that reach a target counts them apart."""
+    """Give every client its own test images, so that each client can reach a target by itself."""
     order = rng.generator(seed, "test images of clients").permutation(federation.pool.test)
     parts = [
         order[start : start + samples] for start in range(0, samples * len(federation), samples)
@@ -219,7 +228,7 @@ def _tested_apart(federation: Federation, samples: int, seed: int) -> Federation
 
 
 def key_of(algorithm: Algorithm, fraction: float, seed: int) -> str:
-    """Return the name of a run."""
+    """Return the key of a run."""
     how = "FL"
     if isinstance(algorithm, FLHC):
         at = (
@@ -232,10 +241,10 @@ def key_of(algorithm: Algorithm, fraction: float, seed: int) -> str:
 
 
 def labels_of(merges: Sequence[Sequence[float]], n_clusters: int) -> list[int]:
-    """Return the cluster of each client, numbered alike where clusterings are alike."""
+    """Return the cluster of each client; equal clusterings have equal numbers."""
     return cut(np.asarray(merges), n_clusters).tolist()
 
 
 def clusters_at(merges: Sequence[Sequence[float]], threshold: float) -> int:
-    """Return how many clusters are left if merging stops at a threshold T."""
+    """Return the number of clusters if merging stops at a threshold T."""
     return 1 + sum(height > threshold for _, _, height, _ in merges)

@@ -1,4 +1,4 @@
-"""Rows of FL+HC's tables, what the text says of IID clients, and the curves of the figures."""
+"""Rows of FL+HC's tables, the paper's statements on IID clients, and curves of the figures."""
 
 from __future__ import annotations
 
@@ -40,20 +40,23 @@ COLUMNS = (
 WARD = ("l2", "ward")
 
 AUTO = "T = auto"
-"""The threshold at the largest gap between merges, which no accuracy chooses; a quantity of ours."""
+"""Name of the threshold at the largest gap between merges.
+
+It is not in the paper, and is chosen without any accuracy.
+"""
 
 TRUTH = ", the true number"
-"""What a cut at the true number of groups says of itself."""
+"""Suffix of a cut at the true number of groups."""
 
 READINGS = {"of_all": "K is all clients", "of_cluster": "K is the cluster's clients"}
-"""What K is in m = max(α·K, 1), Algorithm 1, line 19."""
+"""Readings of K in m = max(α·K, 1), Algorithm 1, line 19."""
 
 
 def measure_fractions(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
-    """Measure Tables I to III: every client fraction with every number of rounds before clustering.
+    """Measure Tables I to III: every client fraction and number of rounds before clustering.
 
-    ``cohort``, a reading of Algorithm 1, line 19, makes the cells; ``other_cohorts`` are quantities
-    of ours.
+    ``cohort``, a reading of Algorithm 1, line 19, is used for the cells; ``other_cohorts`` give
+    additional quantities that are not in the paper.
     """
     usual = settings["cohort"]
     runs = Runs(cache, settings)
@@ -75,8 +78,7 @@ def measure_fractions(paper: Paper, cache: ResultCache, settings: Settings) -> O
             if settings["setting"] == "label-swapped" and any(
                 run["clusters"] != CLUSTERS for run in found
             ):
-                # What FL+HC comes to if it is cut where the four groups are, and by which T that
-                # would be.
+                # The result of FL+HC if it is cut into the four true groups, and the T of this cut.
                 at_four = runs.of(_ward(n, n_clusters=CLUSTERS, cohort=usual), fraction)
                 beside.append(
                     replace(
@@ -113,12 +115,12 @@ def measure_fractions(paper: Paper, cache: ResultCache, settings: Settings) -> O
 
 
 def measure_linkages(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
-    """Measure Tables IV to VI: each metric and linkage at several thresholds of its own, and at T = auto.
+    """Measure Tables IV to VI: each metric and linkage at several thresholds, and at T = auto.
 
-    As in the paper (section III-B), a cell is the threshold with the best accuracy. A threshold is
-    a share of the distance of the last merge, as distances of different metrics have different
-    units. Thresholds and ways that make equal partitions are the same run, which is measured and
-    counted once.
+    As in the paper (section III-B), a cell shows the threshold with the best accuracy. A threshold
+    is a share of the distance of the last merge, as distances of different metrics have different
+    units. Thresholds, metrics and linkages with equal partitions have the same run, which is
+    measured and counted once.
     """
     runs = Runs(cache, settings)
     fraction = settings["client_fraction"]
@@ -142,8 +144,8 @@ def measure_linkages(paper: Paper, cache: ResultCache, settings: Settings) -> Ou
         best = max(chosen, key=last.__getitem__)
         cell = Cell(how, n, tried[best], averaged, paper.numbers["cells"].get(how, Cell.paper))
         cells.append(cell)
-        # Runs are equal if their partitions are: equal numbers of all rounds tell it of runs that
-        # are kept as JSON.
+        # Runs with equal partitions are equal, which is detected by equal numbers of all rounds in
+        # their JSON form.
         first = shown_by.setdefault(json.dumps(tried[best], sort_keys=True), how)
         rows += _rows_of(
             cell, name=f"{how}, {best}" if best.endswith(TRUTH) else how, repeats=first
@@ -178,7 +180,10 @@ def measure_linkages(paper: Paper, cache: ResultCache, settings: Settings) -> Ou
 
 
 def cuts_of(merges: Sequence[Merges], settings: Settings, how: str) -> dict[str, list[int]]:
-    """Return what is tried of a metric and linkage, by name: how many clusters it makes, seed by seed."""
+    """Return the cuts that are tried for a metric and linkage.
+
+    The result has the number of clusters for each seed, by the name of the cut.
+    """
     heights = [_heights(of_seed[how]) for of_seed in merges]
     cuts: dict[str, list[int]] = {}
     for share in settings["threshold_shares"]:
@@ -194,12 +199,12 @@ def cuts_of(merges: Sequence[Merges], settings: Settings, how: str) -> dict[str,
 
 
 def _spread(tried: Mapping[str, float]) -> str:
-    """Say how far accuracies at the end lie apart."""
+    """Return the range of final accuracies in %."""
     return f"{100 * min(tried.values()):.1f} to {100 * max(tried.values()):.1f} %"
 
 
 def _first_alike(merges: Merges, settings: Settings, how: str, count: int) -> FLHC:
-    """Return FL+HC at a cut; of the ways that make the same partition the first."""
+    """Return FL+HC with the first metric and linkage that give the same partition at a cut."""
     wanted = labels_of(merges[how], count)
     metric, linkage = next(
         way for way in settings["hows"] if labels_of(merges[way], count) == wanted
@@ -218,7 +223,7 @@ def _fl_hc(settings: Settings, metric: str, linkage: str, **cut: Any) -> FLHC:
 
 
 def _on_parameters(paper: Paper, merges: Sequence[Merges], settings: Settings) -> str:
-    """Say what cosine distances find if the trained models are compared, in place of the updates."""
+    """Return a remark on cosine distances between trained models instead of updates."""
     truth = {client: client % CLUSTERS for client in range(settings["clients"])}
     ways = {"updates": "cosine complete", "parameters": "cosine complete, parameters"}
     found = {
@@ -258,7 +263,10 @@ def _outcome(
 
 
 def measure_iid(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
-    """Measure what section III says of IID clients: how many clusters there are at a threshold, and what they cost."""
+    """Measure section III on IID clients: number of clusters at a threshold, and its cost.
+
+    The cost is the loss of accuracy against FL.
+    """
     runs = Runs(cache, settings)
     fraction = settings["client_fraction"]
     T = settings["threshold"]
@@ -304,7 +312,10 @@ def measure_iid(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome
 
 
 def measure_curves(paper: Paper, cache: ResultCache, settings: Settings) -> Outcome:
-    """Measure figures 1 to 6, those whose data is there: FL and FL+HC, evaluated in every round."""
+    """Measure figures 1 to 6 with FL and FL+HC, evaluated in every round.
+
+    Figures without available data are omitted.
+    """
     claims = list[Claim]()
     series = dict[str, Any]()
     remarks = list[str]()
@@ -332,7 +343,7 @@ def measure_curves(paper: Paper, cache: ResultCache, settings: Settings) -> Outc
         averaged = runs.run(FedAvg(), fraction, seed)
         series[name] = {**figure, "FL": averaged, "FL+HC": clustered}
         cell = Cell(name, n, [clustered], [averaged])
-        # of which alone the text says so
+        # The paper's text states this only for these two settings.
         if figure["setting"] in ("pathological", "label-swapped"):
             claims.append(claim_on_curve(paper, cell))
         if figure["setting"] == "pathological":
@@ -365,7 +376,7 @@ def _heights(merges: Sequence[Sequence[float]]) -> NDArray[np.float64]:
 
 
 def _rows_of_averaging(name: str, runs: list[Found]) -> list[Row]:
-    """Return what FL comes to at the end; the paper gives only ratios to it."""
+    """Return the final results of FL; the paper prints only ratios to them."""
     shown = {"accuracy": "accuracy at the end", "reached": "clients at the target at the end"}
     return [
         _row(f"{name} · {words}", None, [run[key][-1] for run in runs])
@@ -374,7 +385,10 @@ def _rows_of_averaging(name: str, runs: list[Found]) -> list[Row]:
 
 
 def _rows_of(cell: Cell, *, name: str = "", own: bool = False, repeats: str = "") -> list[Row]:
-    """Return the rows of a cell by its key or another name; ``repeats`` is the cell that shows the same run first."""
+    """Return the rows of a cell, named by its key or by ``name``.
+
+    ``repeats`` is the first cell with the same run.
+    """
     name = name or cell.key
     repeats = "" if repeats == cell.key else repeats
     values = (
@@ -402,7 +416,7 @@ def _row(what: str, paper: float | None, shares: Sequence[float], **more: Any) -
 
 
 def _shown(cell: Cell) -> dict[str, Any]:
-    """Return what the figure of a table shows of a cell, in %."""
+    """Return the data of a cell that the table's figure shows, in %."""
     return {
         "paper": [cell.paper[1], cell.paper[3]],
         "ours": [100 * fmean(cell.last(what)) for what in ("accuracy", "reached")],
