@@ -86,7 +86,11 @@ def optimizer_name(kind: type[Any]) -> str:
 
 
 def own_defaults(kind: type[Optimizer]) -> dict[str, float]:
-    """Return the arguments of :data:`OF_LOCAL_TRAINING` that an optimizer has, with its defaults."""
+    """Return the arguments in :data:`OF_LOCAL_TRAINING` that an optimizer has, with defaults.
+
+    The defaults are the optimizer's own, or those of :data:`OF_LOCAL_TRAINING` for SGD and for
+    arguments without a default.
+    """
     if kind is torch.optim.SGD:  # torch's default step size for SGD is of no practical use
         return {**OF_LOCAL_TRAINING}
     parameters = inspect.signature(kind).parameters
