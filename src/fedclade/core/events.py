@@ -170,7 +170,7 @@ class SumRejected(_OfSum):
 
 @dataclass(frozen=True)
 class SumClipped(_OfSum):
-    """Updates in a sum over these clients were shortened to ``norm``; ``clipped`` is their number."""
+    """In a sum over these clients, ``clipped`` updates were shortened to ``norm``."""
 
     kind = "sum_clipped"
 
