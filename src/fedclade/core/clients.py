@@ -125,7 +125,10 @@ class Clients(ABC):
 
 
 class Workers(Clients):
-    """Clients that train models, or a connection to them, with one handler for each kind of query."""
+    """Clients that train models, or a connection to such clients.
+
+    Each kind of query has one handler.
+    """
 
     layout: Layout
     """Position of each tensor of the model in a vector."""
