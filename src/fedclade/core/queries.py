@@ -80,8 +80,8 @@ class Round:
         rounds. None: all. A client in a network that reports only a size class draws from that
         number, so that neither its refusals of parts nor their updates reveal more about its size.
     longest
-        Largest factor by which a client multiplies its update if that lowers the loss on the data
-        that it trained on; 1: it sends the update unchanged.
+        Factor by which a client multiplies the parameters of its update if that lowers the loss on
+        the data that it trained on; 1: it sends the update unchanged.
     personal_epochs
         Above 0, clients first train their personal parameters alone for this number of epochs, and
         then the shared ones alone, as ``spec`` specifies. Otherwise they train all together.
