@@ -21,7 +21,7 @@ _NOTED = "_fedclade_unsent_buffers"
 
 
 def is_statistic(module: nn.Module, name: str) -> bool:
-    """Return whether a buffer belongs to BatchNorm or InstanceNorm, or counts batches as they do."""
+    """Return whether a buffer belongs to BatchNorm or InstanceNorm, or counts batches."""
     owner, _, attribute = name.rpartition(".")
     return isinstance(module.get_submodule(owner), _NormBase) or attribute == "num_batches_tracked"
 

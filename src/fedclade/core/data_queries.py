@@ -171,8 +171,7 @@ class RowQuery(DataQuery[Tensor]):
     """Query to which each client replies with one row of numbers.
 
     The merged reply is ``[n, *shape]``. Methods derive their own kinds of queries from this class.
-    A client that does not reply has a row
-    of zeros, see :func:`has_replied`.
+    A client that does not reply has a row of zeros, see :func:`has_replied`.
 
     Attributes
     ----------
@@ -270,7 +269,10 @@ class RowQuery(DataQuery[Tensor]):
         return torch.stack(rows) if rows else self.no_rows(clients.spec)
 
     def no_rows(self, spec: DataSpec) -> Tensor:
-        """Return a row of zeros for each client, ``[n, *shape]``: the reply if no client replies."""
+        """Return the reply if no client replies.
+
+        This is a row of zeros for each client, ``[n, *shape]``.
+        """
         return torch.zeros(len(self.ids), *self.shape(spec), dtype=self.dtype)
 
     def merge(self, parts: Sequence[tuple[Sequence[int], Tensor]]) -> Tensor:
@@ -288,7 +290,7 @@ class RowQuery(DataQuery[Tensor]):
 
 
 def has_replied(rows: Tensor) -> Tensor:
-    """Return which clients have replied, bool ``[n]``, given their rows ``[n, ...]``.
+    """Find the clients that have replied, bool ``[n]``, given their rows ``[n, ...]``.
 
     A row of zeros means that the client has not replied.
     """
