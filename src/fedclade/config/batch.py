@@ -88,7 +88,7 @@ class Batch:
     stop: Callable[[], bool] = lambda: False
     callbacks: Callable[[], Sequence[Callback]] = tuple[Callback, ...]
     over: Callable[[], bool] = lambda: False
-    """Returns whether it is too late to begin another run."""
+    """Function that returns whether it is too late to begin another run."""
     only: str = "*"
     """Pattern over the names of the runs to execute, such as ``*rcfl*``.
 

@@ -266,7 +266,8 @@ def mean(updates: Updates, *, weighted: bool = True) -> Tensor:
     Raises
     ------
     UpdateError
-        If ``weighted`` is false and the run streams: it then has only sums of weighted updates.
+        If the run streams, and so has only sums of weighted updates, while ``weighted`` is false or
+        a robust rule is set.
     """
     if (how := updates.aggregation) is not None:
         return robust(updates.required_deltas, updates.n_parameters, how)

@@ -83,5 +83,5 @@ def restore_buffer(module: nn.Module, name: str, value: Tensor) -> None:
     if buffer is not None and can_be_copied_to and not buffer.is_inference():
         buffer.detach().copy_(value)
         return
-    with torch.inference_mode(False):  # training may follow an evaluation
+    with torch.inference_mode(False):  # a normal tensor, since training may follow an evaluation
         part._buffers[attribute] = value.clone()  # pyright: ignore[reportPrivateUsage]

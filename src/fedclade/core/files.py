@@ -78,7 +78,7 @@ def take_place(source: Path, target: Path) -> None:
     if target.is_dir():  # a rename does not replace a folder
         remove(target)
     source.replace(target)
-    _sync(target.parent)
+    _sync(target.parent)  # the new name is an entry of the folder
 
 
 def bring_to_disk(path: Path) -> None:

@@ -291,6 +291,7 @@ class LocalTraining:
         )
         options = checked_options(kind, {key: arguments[key] for key in own}, self.options)
         name = name if ":" in name else name.lower()
+        # Store the defaults that were filled in; the dataclass is frozen.
         for key, value in {
             **arguments,
             "epochs": epochs,

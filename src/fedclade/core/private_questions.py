@@ -82,6 +82,7 @@ class Moments(Question):
     def answered(self, signatures: Tensor) -> Tensor:
         """Return the upper triangles of u uᵀ, ``[n, R(R+1)/2]``."""
         rows, columns = torch.triu_indices(self.dim, self.dim, device=signatures.device)
+        # Entries off the diagonal stand for two entries of u uᵀ, so √2 preserves its norm.
         scale = torch.where(rows == columns, 1.0, SENSITIVITY).to(signatures)
         return signatures[:, rows] * signatures[:, columns] * scale
 
@@ -118,6 +119,7 @@ class Cells(Placed):
         """Return the replies ``[n, B (1 + d)]``."""
         v = self.directions(signatures)
         cell = (v @ self.points.to(v).T).argmax(1)
+        # (1, v) has length √2, and a reply must have length at most 1.
         content = torch.cat([torch.ones_like(v[:, :1]), v], dim=1) / SENSITIVITY
         cells = v.new_zeros(len(v), len(self.points), content.shape[1])
         cells[torch.arange(len(v)), cell] = content

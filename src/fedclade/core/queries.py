@@ -180,6 +180,7 @@ class Round:
         if size := self.part_size:
             order = rng.generator(seed, "equal parts", key).permutation(count)
             if copies is not None and 10 * int(np.bincount(copies).max()) <= size:
+                # Move each copy to the place of the first one in the random order.
                 first = np.full(int(copies.max()) + 1, count)
                 np.minimum.at(first, copies[order], np.arange(count))
                 order = order[np.argsort(first[copies[order]], kind="stable")]

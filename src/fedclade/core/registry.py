@@ -21,6 +21,7 @@ class Positions(Mapping[int, int]):
 
     def __init__(self, ids: NDArray[np.int64]) -> None:
         self.ids = ids
+        # Ids 0 to n - 1 are their own positions, so they need no search.
         self._plain = len(ids) == 0 or bool(ids[0] == 0 and (np.diff(ids) == 1).all())
         self._order = None if (np.diff(ids) > 0).all() else np.argsort(ids, kind="stable")
         self._sorted = ids if self._order is None else ids[self._order]

@@ -82,7 +82,7 @@ class Group:
     members: tuple[int, ...]
     leaf: int  # the leaf that it continues; 0 for a new one
     params: Tensor  # its model [S]
-    # signatures of its members, [n, R], by which newcomers are compared; members are ascending
+    # signatures of its members, [n, R], in ascending order of the members
     cached: Tensor | None
 
 
