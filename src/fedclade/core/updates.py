@@ -98,9 +98,9 @@ class Aggregation:
         same model. It applies to methods whose clients state the cluster that they belong to
         (``ifca``). ``auto``: true if some clients may be malicious, as over a network. The papers
         have no such rule; honest clients hardly ever trigger it, and each case is an event.
-        ``ifca`` with ``restarts`` then stops using a set of models that is clearly worse than
-        another one, with a share ``byzantine`` of the lowest losses and of the highest left out of
-        the comparison.
+        ``ifca`` with ``restarts`` then does not choose the set of models with the lowest mean loss
+        if another set is clearly better when a share ``byzantine`` of the lowest losses and of the
+        highest is left out.
 
     Raises
     ------
