@@ -115,7 +115,7 @@ class ClusterUpdate:
     def discrepancy(self) -> float | None:
         """Sum of the distances of the clients' models from the cluster's model after its step.
 
-        It is the cluster's part of FedGroup's eq. 4.         None if no member replied, or if
+        It is the cluster's part of FedGroup's eq. 4. None if no member replied, or if
         single updates are not kept.
         """
         if not self.updates.ids or self.updates.deltas is None:

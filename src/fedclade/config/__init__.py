@@ -1,6 +1,7 @@
-"""From TOML to settings that are checked all at once: configs, overrides, scenarios, and batches of them.
+"""Configs in TOML: reading, overriding and checking them, and scenarios and batches of runs.
 
-The command line and the network import it; it imports the rooms whose settings it checks.
+The command line and the network import this package; it imports the packages whose settings it
+checks.
 """
 
 from fedclade.config.batch import Batch, check_labels, run_name

@@ -1,4 +1,4 @@
-"""A batch: several configs, each run with several seeds, into one folder."""
+"""Batches of runs: several configs, each with several seeds, written to one folder."""
 
 from __future__ import annotations
 
@@ -25,39 +25,59 @@ from fedclade.runs import Callback, OnRound, Run, is_finished, read_run_config
 _log = logging.getLogger(__name__)
 
 MOST_FEDERATIONS = 3
-"""That are kept for the next runs; the data of one may take as much memory as all else."""
+"""Number of federations that are kept in memory for later runs.
+
+The data of one may take as much memory as everything else.
+"""
 
 
 def run_name(prefix: str, label: str, seed: int, seeds: int) -> str:
-    """Return what a run is called, of so many seeds of one config."""
+    """Return the name of a run; the seed is part of it if the config has several seeds."""
     return f"{prefix}{label}" + (f" seed {seed}" if seeds > 1 else "")
 
 
 def check_labels(labels: Iterable[str]) -> None:
-    """Check that configurations are called by what their folders can be called; a ConfigError if one is not."""
+    """Check that all labels can be names of folders.
+
+    Raises
+    ------
+    ConfigError
+        If one cannot.
+    """
     for label in labels:
         if problem := name_problem(label):
             raise ConfigError(f"{shown(label)} should be a name that a folder can have: {problem}")
 
 
 def _is_done(folder: Path, config: Config) -> bool:
-    """Whether a folder holds a run of all rounds of a config."""
+    """Return whether a folder has a finished run with at least as many rounds as a config."""
     if not is_finished(folder):
         return False
     try:
         return read_run_config(folder).get("rounds", 0) >= config.top.rounds
-    except RunError:  # which is told when it is read
+    except RunError:  # reported when the run is read
         return True
 
 
 @dataclass
 class Batch:
-    """Runs configs one after the other, and goes on with the next when one fails.
+    """Runs configs one after the other, and continues with the next if one fails.
 
-    What an earlier call finished is read, and what it left unfinished is continued. ``start`` is
-    called with the name and the rounds of each run, and returns what to call after each round;
-    ``callbacks`` returns the callbacks of a run; ``finished`` is called with the run and its
-    folder.
+    Runs that an earlier call finished are read, and unfinished ones are continued.
+
+    Parameters
+    ----------
+    start
+        Called with the name and number of rounds of each run; returns a function to call after each
+        round.
+    data_dir, device, memory
+        As in :meth:`fedclade.config.Config.run` and :meth:`fedclade.config.Config.federation`.
+    finished
+        Called with each finished run and its folder.
+    stop
+        Returns whether to interrupt the batch.
+    callbacks
+        Returns the callbacks of a run.
     """
 
     start: Callable[[str, int], OnRound]
@@ -68,27 +88,51 @@ class Batch:
     stop: Callable[[], bool] = lambda: False
     callbacks: Callable[[], Sequence[Callback]] = tuple[Callback, ...]
     over: Callable[[], bool] = lambda: False
-    """Whether it is too late to begin another run."""
+    """Function that returns whether it is too late to begin another run."""
     only: str = "*"
-    """Which runs are made, by a pattern over their names, such as ``*rcfl*``; others are read if they are done."""
+    """Pattern over the names of the runs to execute, such as ``*rcfl*``.
+
+    Other runs are read if they are finished.
+    """
     failures: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
-    """By what went wrong: the names of the runs."""
+    """Names of the runs that failed, by error message."""
     left: list[str] = field(default_factory=list[str])
-    """The names of the runs that are not done: not wanted, too late, or in the hands of another process."""
+    """Names of the runs that were not done.
+
+    They were not selected, it was too late to begin them, or another process used their folders.
+    """
     _federations: dict[int, tuple[Config, Federation]] = field(
         default_factory=dict[int, tuple[Config, Federation]]
     )
-    """By seed, with the config that it is of: algorithms of one scenario have it in common."""
+    """By seed, a federation and its config: the algorithms of one scenario share it."""
 
     def run(
         self, configs: Mapping[str, Config], seeds: int, target: Path, prefix: str = ""
     ) -> dict[str, list[Run]]:
-        """Run every config with every seed into ``target/LABEL/seed-N``; return the runs that finished.
+        """Run every config with every seed in ``target/LABEL/seed-N``.
+
+        Parameters
+        ----------
+        configs
+            Configs by label.
+        seeds
+            Number of seeds, 0, 1, ... for each config.
+        target
+            Folder of the batch.
+        prefix
+            Prefix of the names of runs.
+
+        Returns
+        -------
+        dict
+            The finished runs by label; labels without any are left out.
 
         Raises
         ------
         ConfigError
             If a label cannot be the name of a folder.
+        RunInterrupted
+            If the batch is interrupted.
         """
         check_labels(configs)
         runs: dict[tuple[str, int], Run] = {}
@@ -109,13 +153,13 @@ class Batch:
             except FolderInUseError:
                 if (label, seed) in in_use:
                     self.left.append(name)
-                else:  # it is looked at once more when the others are done
+                else:  # try once more when all other runs are done
                     in_use.add((label, seed))
                     waiting.append((label, seed))
             except RunInterrupted:
                 raise
             except Exception as error:
-                # of a config, or of the user's own model or data: the others go on
+                # an error in a config, or in the user's model or data: other runs may succeed
                 known = isinstance(error, FedcladeError)
                 if not known:
                     _log.exception("%s failed", name)
@@ -142,13 +186,13 @@ class Batch:
                 on_round=on_round,
                 folder=folder,
                 stop=self.stop,
-                progress=False,  # which start() shows
+                progress=False,  # start() shows it
             )
         except RunInterrupted as stopped:
             raise RunInterrupted(f"{stopped.happened} of {name}", "") from None
 
     def _federation(self, config: Config) -> Federation:
-        """Return the federation of a run: that of the last with this seed, if their data are configured alike."""
+        """Return a run's federation: the last one of its seed if the data settings are equal."""
         seed = config.top.seed
         known = self._federations.pop(seed, None)
         if known is None or known[0].data != config.data:

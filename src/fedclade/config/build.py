@@ -1,4 +1,7 @@
-"""What ``fedclade data build`` takes: a config, a data set's name, or files; and the folder that it makes of it."""
+"""Sources that ``fedclade data build`` accepts, and the folders that it writes.
+
+A source is a config, the name of a data set, or files.
+"""
 
 from __future__ import annotations
 
@@ -22,24 +25,29 @@ from fedclade.data import (
 )
 
 PLANTED = "planted"
-"""Name of data that is made up block by block, for any number of clients."""
+"""Name of synthetic data with planted clusters, generated in blocks for any number of clients."""
 
 TABLES = (".parquet", ".csv", ".tsv")
 
 
 @dataclass(frozen=True)
 class Building:
-    """Data to be written to a folder: what a config names, or planted clusters that are made up."""
+    """Data to be written to a folder: that of a config, or synthetic planted clusters."""
 
     source: Config | PlantedSettings
     seed: int
 
     @classmethod
     def read(cls, source: str, overrides: Sequence[str] = ()) -> Building:
-        """Read a source: a TOML file or the name of a config, a data set's name, ``planted``, or files.
+        """Read a source.
 
-        Files are named one by one, by a pattern, or by their folder. ``overrides`` are those of a
-        config.
+        Parameters
+        ----------
+        source
+            A TOML file or the name of a config; a data set's name; ``planted``; or files: a file, a
+            pattern, or a folder of files.
+        overrides
+            Changes of the config, as after ``--set``.
 
         Raises
         ------
@@ -63,14 +71,23 @@ class Building:
     def build(
         self, folder: Path, data_dir: str | Path | None = None, on_clients: OnClients | None = None
     ) -> str:
-        """Write the folder, which must not exist; return what is in it.
+        """Write the data to a folder, and return a description of it.
+
+        Parameters
+        ----------
+        folder
+            The folder, which must not exist.
+        data_dir
+            Folder with the data; by default ``FEDCLADE_DATA_DIR``.
+        on_clients
+            Called with the number of clients that have been written.
 
         Raises
         ------
         ConfigError, DataError
-            As loading the data does; or if the folder exists, or cannot be written.
+            As when the data is loaded; or if the folder exists or cannot be written.
         """
-        if folder.exists():  # before any data is loaded
+        if folder.exists():  # fail before any data is loaded
             raise DataError(f"{folder} exists already; name another folder, or remove it")
         if isinstance(self.source, PlantedSettings):
             return write_planted(folder, self.source, self.seed, on_clients)
@@ -87,7 +104,7 @@ class _Top:
 def build_schema(
     source: str, overrides: Sequence[str] = (), data_dir: str | Path | None = None
 ) -> DataSchema:
-    """Return the schema of the tables that a config or files name.
+    """Propose the schema of the tables that a config or files name.
 
     Raises
     ------
@@ -107,7 +124,7 @@ def build_schema(
 
 
 def _raw(source: str) -> tuple[Section, Path]:
-    """Return a source as a config, and the folder that its files may be relative to."""
+    """Return a source as a config, and the folder to which its file names may be relative."""
     path = Path(source)
     if source in (*SOURCES, PLANTED) or ":" in path.name:
         return {"data": {"name": source}}, Path()

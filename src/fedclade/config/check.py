@@ -1,4 +1,4 @@
-"""The check of a config: all that is wrong with it is said at once."""
+"""Check of a config, which reports all problems at once."""
 
 from __future__ import annotations
 
@@ -42,30 +42,35 @@ _NOT_IN_DATA = (
     *("seed", "data_dir", "newcomers", "newcomer_samples"),
     *("source_arguments", "partition_arguments", "shift_arguments"),
 )
-"""Arguments of ``load_federation`` that are no keys of the ``[data]`` section."""
+"""Arguments of ``load_federation`` that are not keys of the ``[data]`` section."""
 
 MANY = 2**31
-"""A number of clients that is not known: any that is large will do."""
+"""Number of clients to assume if it is unknown; any large number has the same effect."""
 
 WRITTEN_ONLY = ("versions", "network")
-"""What a run folder's config has besides, so that it can be run again as it is: in a simulation, if it was not one."""
+"""Sections that only the config of a run folder has.
+
+They are accepted, so that such a config can be run again unchanged, in a simulation even if it was
+run on a network.
+"""
 
 
 @checked()
 def read_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Read and check a config; ``overrides`` as after ``--set``, ``section.key=value`` or ``key=value``, win over it.
+    """Read and check a config.
 
     Parameters
     ----------
     path
-        A TOML file; as a string also a name of ``fedclade ls configs``.
+        A TOML file; a string may also be a name listed by ``fedclade ls configs``.
     overrides
-        Changes, such as ``["rounds=5", "local.lr=0.05"]``.
+        Changes that take precedence over the file, as after ``--set``: ``key=value`` or
+        ``section.key=value``, such as ``["rounds=5", "local.lr=0.05"]``.
 
     Raises
     ------
     ConfigError
-        If the file is missing or no TOML, or with all problems of the config at once, a line for
+        If the file is missing or not TOML; or with all problems of the config at once, one line for
         each.
     """
     path = find_config(path) if isinstance(path, str) else path
@@ -85,12 +90,19 @@ def read_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 
 @checked()
 def check_config(raw: Mapping[str, Any], *, on_network: bool = False) -> Config:
-    """Check a config and fill in its defaults; on a network each client may have one file.
+    """Check a config and fill in its defaults.
+
+    Parameters
+    ----------
+    raw
+        The config, as read from TOML.
+    on_network
+        Whether each client runs on a node of a network, and so may have a single file.
 
     Raises
     ------
     ConfigError
-        With all problems at once, a line for each.
+        With all problems at once, one line for each.
     """
     problems = _Problems()
     top_settings = {
@@ -116,7 +128,7 @@ def check_config(raw: Mapping[str, Any], *, on_network: bool = False) -> Config:
 def _check_together(
     problems: _Problems, algorithm: Algorithm | None, data: Section | None, right: Mapping[str, Any]
 ) -> None:
-    """Check what sections say of each other, as far as each is right by itself; None is what is not."""
+    """Check that the valid sections are consistent with each other; an invalid section is None."""
     top = right["top"]
     newcomers = right["newcomers"]
     privacy = right["privacy"]
@@ -165,7 +177,7 @@ def _check_together(
 
 
 class _Problems:
-    """What is wrong with a config, gathered, so that it can be said all at once."""
+    """Collects the problems of a config, so that all can be reported at once."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
@@ -175,7 +187,7 @@ class _Problems:
         self._lines.append(problem)
 
     def name(self, kind: str, value: object, known: Collection[str]) -> str | None:
-        """Return a name if it is a known one; note if it is not."""
+        """Return a name if it is known; otherwise note a problem and return None."""
         if isinstance(value, str) and value in known:
             return value
         self.add(unknown(f"{kind}:", value, known))
@@ -184,7 +196,7 @@ class _Problems:
     def collect(
         self, section: str, check: Callable[..., Any], *arguments: Any, **settings: Any
     ) -> Any:
-        """Call something that may raise a ConfigError, and note its lines; return what it returns, or None."""
+        """Call a function and return its result; note its ConfigError, if any, and return None."""
         try:
             return check(*arguments, **settings)
         except ConfigError as error:
@@ -197,7 +209,7 @@ class _Problems:
             return None
 
     def building(self, section: str, kind: type[Any], settings: Section) -> Any:
-        """Return one section of fixed keys, or None if its keys or values are not right."""
+        """Build a section of fixed keys; None if its keys or values are invalid."""
         return self.made(section, lambda fitted: kind(**fitted), kind, settings)
 
     def made(
@@ -210,10 +222,10 @@ class _Problems:
         *,
         positional: bool = False,
     ) -> Any:
-        """Return what is made of settings, or None if it refuses them, or :func:`check_arguments` does.
+        """Return the result of ``make`` for a section's settings, or None if there are problems.
 
-        Where some are of a wrong type, it is tried with the others, whose values may be out of
-        range.
+        Each setting is checked by :func:`check_arguments` first. If some have a wrong type,
+        ``make`` is tried with the others, since their values may be out of range as well.
         """
         owner = f"[{section}]" if section else "the config"
         right = dict[str, Any]()
@@ -231,7 +243,7 @@ class _Problems:
             right |= one or {}
         if not (wrong := settings.keys() - right.keys()):
             return self.collect(section, make, right)
-        # of one that is misspelt nobody knows what else it would make wrong
+        # Only if no key is misspelt: its intended name is unknown, so other problems may be false.
         if wrong <= known.keys():
             others = _Problems()
             others.collect(section, make, right)
@@ -256,7 +268,7 @@ def _section(raw: Mapping[str, Any], name: str, problems: _Problems) -> Section:
 
 
 def _target(section: Section, problems: _Problems) -> Section:
-    """Return the target section: the name of a metric, and what it should reach."""
+    """Return the target section: values that metrics should reach, by the name of the metric."""
     for name, value in section.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
             problems.add(f"{name} of [target] should be a number, got {shown(value)}")
@@ -266,7 +278,10 @@ def _target(section: Section, problems: _Problems) -> Section:
 
 
 def _data(section: Section, problems: _Problems, *, on_network: bool) -> tuple[Section, bool]:
-    """Return the data section, and if it is right; its keys are ``load_federation``'s, source's and partition's."""
+    """Return the data section with its defaults, and whether it is valid.
+
+    Its keys are arguments of ``load_federation``, the source, the partition and the shift.
+    """
     if is_own_data(section):
         own = problems.collect("data", check_own_data, section, on_network=on_network)
         return (section, False) if own is None else (own, True)
@@ -293,7 +308,11 @@ def _data(section: Section, problems: _Problems, *, on_network: bool) -> tuple[S
 
 
 def _model(section: Section, problems: _Problems) -> Section:
-    """Return the model section; its keys name parts, or are arguments of the factory that the data does not give."""
+    """Return the model section with its defaults.
+
+    Its keys name parts of the model, or are arguments of the factory that the data does not
+    determine.
+    """
     name = section.get("name", "mlp")
     factory = problems.collect("model", model_factory, name)
     if factory is None:
@@ -311,14 +330,17 @@ def _model(section: Section, problems: _Problems) -> Section:
 
 
 def _algorithm(section: Section, problems: _Problems) -> tuple[Section, Algorithm | None]:
-    """Return the algorithm section, whose keys are the hyper-parameters, and the algorithm if all is right."""
+    """Return the algorithm section, whose keys are hyper-parameters, and the algorithm itself.
+
+    The algorithm is None if the section is invalid.
+    """
     name = section.get("name", "fedavg")
     kind = problems.collect("algorithm", algorithm_class, name)
     if kind is None:
         return section, None
 
     def build(fitted: Section) -> Algorithm:
-        return build_algorithm(name, fitted, {})  # true clusters are not known before there is data
+        return build_algorithm(name, fitted, {})  # true clusters are only known once data is loaded
 
     built = problems.made("algorithm", build, kind, options(section), TRUTH, positional=True)
     return (section, None) if built is None else ({"name": name, **options_of(built)}, built)

@@ -1,4 +1,8 @@
-"""The ``[data]`` section: loaded, and checked where clients have data of their own, in files or from a function."""
+"""The ``[data]`` section: its check, and the loading of data.
+
+Data is one of fedclade's data sets, clients' own files, a folder, or the result of a user's
+function.
+"""
 
 from __future__ import annotations
 
@@ -42,27 +46,31 @@ from fedclade.data import (
 )
 
 FROM_CONFIG = ("seed", "newcomers", "newcomer_samples", "data_dir")
-"""Settings of data that other sections and the command line say."""
+"""Data settings that come from other sections or from the command line."""
 
 _FOR_POOLS = ("source", "source_arguments", "partition_arguments", "shift_arguments", "pool")
-"""Arguments of what shares a pool out that are no keys of the section."""
+"""Arguments of functions that distribute a pool that are not keys of the section."""
 
 
 def is_own_data(section: Section) -> bool:
-    """Return whether clients have data of their own, rather than parts of one of fedclade's data sets."""
+    """Return whether clients have their own data, rather than parts of a data set of fedclade."""
     return (
         "files" in section or "folder" in section or section.get("name", "digits") not in [*SOURCES]
-    )  # which may be no string
+    )  # the name may be of any type here
 
 
 def with_files_found(raw: Section, folder: Path) -> Section:
-    """Return a config whose files can be found from anywhere, if they are here or in the config's folder."""
+    """Return a config in which relative paths of files and folders are replaced by absolute ones.
+
+    Paths are looked up in the current folder, then in the config's ``folder``; those that are found
+    nowhere do not change.
+    """
     raw = _with_file_found(raw, folder, "presence", "trace")
     return _with_data_found(_with_file_found(raw, folder, "data", "schema"), folder)
 
 
 def _with_file_found(raw: Section, folder: Path, name: str, key: str) -> Section:
-    """Return a config in which the file that one key names can be found from anywhere."""
+    """Return a config with an absolute path in one key, if the file exists."""
     section = raw.get(name)
     file = section.get(key) if isinstance(section, Mapping) else None
     if not isinstance(file, str):
@@ -74,10 +82,7 @@ def _with_file_found(raw: Section, folder: Path, name: str, key: str) -> Section
 
 
 def _with_data_found(raw: Section, folder: Path) -> Section:
-    """Return a config whose data can be found from anywhere, if they are here or in the config's folder.
-
-    That is ``data.files``, or a federation's ``data.folder``.
-    """
+    """Return a config with absolute paths in ``data.files`` or ``data.folder``, if they exist."""
     section = raw.get("data")
     files, built = (
         section.get(key) if isinstance(section, Mapping) else None for key in ("files", "folder")
@@ -97,12 +102,19 @@ def _with_data_found(raw: Section, folder: Path) -> Section:
 
 
 def check_own_data(section: Section, *, on_network: bool = False) -> Section:
-    """Return the section with its defaults; on a network each client may have one file.
+    """Return the ``[data]`` section of clients' own data with its defaults.
+
+    Parameters
+    ----------
+    section
+        The section.
+    on_network
+        Whether each client runs on a node of a network, and so may have a single file.
 
     Raises
     ------
     ConfigError
-        If a key is unknown, or a value of the wrong type or out of range; a line for each.
+        If a key is unknown, or a value is of the wrong type or out of range; one line for each.
     """
     if "folder" in section:
         return _check_folder(section)
@@ -116,14 +128,25 @@ def check_own_data(section: Section, *, on_network: bool = False) -> Section:
 def load_data(
     section: Section, task: TaskKind | None, data_dir: str | Path | None, **from_config: Any
 ) -> Federation:
-    """Make a federation of what a section names: one of fedclade's data sets, files, or what a function returns.
+    """Load the federation that a ``[data]`` section describes.
+
+    Parameters
+    ----------
+    section
+        The section, with its defaults.
+    task
+        Kind of the targets; None if the data determines it.
+    data_dir
+        Folder with the data; by default ``FEDCLADE_DATA_DIR``.
+    from_config
+        The other settings in :data:`FROM_CONFIG`.
 
     Raises
     ------
     ConfigError
-        If a setting makes no sense for what the function returns.
+        If a setting does not fit the result of the user's function.
     DataError
-        If data is missing or of no use, or the function fails.
+        If data is missing or unusable, or the function fails.
     """
     if not is_own_data(section):
         return _shared_out(section["name"], {**section, "data_dir": data_dir}, from_config)
@@ -138,7 +161,7 @@ def load_data(
 def open_files(
     section: Section, task: TaskKind | None, data_dir: str | Path | None, **from_config: Any
 ) -> TableSource:
-    """Read the files that a section names, and encode nothing yet."""
+    """Open the files that a section names, without encoding their contents yet."""
     files, settings = _files_settings(section, from_config)
     return files.source(settings, task, data_dir)
 
@@ -151,7 +174,7 @@ def _files_settings(
 
 
 def _shared_out(source: str | Pool, section: Section, from_config: Mapping[str, Any]) -> Federation:
-    """Share a data set out; what options the section has besides those of sharing out are the source's."""
+    """Distribute a data set to clients; options that no other function takes go to the source."""
     settings = _those_of(section, known_arguments(load_federation))
     extra = {key: value for key, value in section.items() if key not in settings and key != "name"}
     partition = known_arguments(find_partition(section.get("partition", "iid")).split)
@@ -172,7 +195,10 @@ def _shared_out(source: str | Pool, section: Section, from_config: Mapping[str, 
 
 @dataclass(frozen=True, kw_only=True)
 class FolderSettings:
-    """A federation's folder, as ``fedclade data build`` makes them; see :func:`fedclade.data.open_folder`."""
+    """A federation's folder, as written by ``fedclade data build``.
+
+    See :func:`fedclade.data.open_folder`.
+    """
 
     folder: str
     name: str | None = None
@@ -268,7 +294,7 @@ def _federation_of(
     data_dir: str | Path | None,
     from_config: Mapping[str, Any],
 ) -> Federation:
-    """Call the function, and make a federation of what it returns."""
+    """Call the user's function, and make a federation of its result."""
     name = section["name"]
     function = _function(section["name"])
     takes = known_arguments(function, positional=True)

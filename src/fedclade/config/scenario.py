@@ -1,4 +1,7 @@
-"""Scenarios: TOML files that set several algorithms the same task, or several tasks, at a scale of choice."""
+"""Scenarios: TOML files that compare several algorithms on one task, or on each task of a grid.
+
+A scenario may define several scales, such as a small one for a quick look.
+"""
 
 from __future__ import annotations
 
@@ -21,40 +24,46 @@ from fedclade.core import ConfigError, checked, shown, unknown
 
 @dataclass(frozen=True)
 class Printed:
-    """Scores that somebody has printed: means over all scenarios of a group."""
+    """Published scores: means over all scenarios of a group."""
 
     source: str
     name: str
-    """Of the group."""
+    """Name of the group."""
     scenarios: tuple[str, ...]
     figures: Mapping[str, float]
-    """By the algorithm's name in ``[algorithms]``, in the unit of tables: shares in percent."""
+    """Scores by the algorithm's name in ``[algorithms]``, in the unit of tables.
+
+    Shares are in percent.
+    """
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """One task for several algorithms, to be run with the seeds 0, 1, ... each."""
+    """One task for several algorithms, each to be run with the seeds 0, 1, ..."""
 
     name: str
     configs: Mapping[str, Config]
-    """By the algorithm's name in the table ``[algorithms]``; they differ in nothing else."""
+    """Configs by the algorithm's name in ``[algorithms]``; they differ in nothing else."""
     seeds: int
     printed: Printed | None = None
-    """What is printed of the group that it belongs to."""
+    """Published scores of the group to which the scenario belongs; None if there are none."""
 
     @property
     def folder(self) -> str:
-        """The name as that of a folder: letters, digits, dots, dashes and underscores."""
+        """Name of the scenario's folder: letters, digits, dots, dashes and underscores."""
         return re.sub(r"[^\w.-]+", "-", self.name).strip("-")
 
 
 def is_scenario(path: Path) -> bool:
-    """Return whether a TOML file is a scenario rather than the config of one run; raises what reading it raises."""
+    """Return whether a TOML file is a scenario, rather than the config of one run.
+
+    Raises the errors of :func:`read_toml`.
+    """
     return "algorithms" in read_toml(path)
 
 
 def known_scales(path: Path) -> tuple[str, ...]:
-    """Return the scales that a scenario can be run at besides as it stands."""
+    """Return the scales that a scenario defines, in addition to its own settings."""
     return tuple(_table(read_toml(path), "scales", path))
 
 
@@ -64,22 +73,31 @@ def read_scenarios(
 ) -> list[Scenario]:
     """Read and check the scenarios of a file: one, or one for each cell of a grid.
 
-    A scenario is a config with a table ``[algorithms]`` in place of ``[algorithm]``: a table of
-    hyper-parameters for each algorithm, with its ``name`` where that differs from the key. It may
-    have a number of ``seeds``, and tables ``[scales.NAME]`` with whatever differs at that scale.
-    ``overrides``, as after ``--set``, win over both. A table ``[cells]`` of lists, such as
-    ``"data.level" = [1, 5]``, makes a scenario of each combination of their values.
+    A scenario is a config with a table ``[algorithms]`` in place of ``[algorithm]``. It has a table
+    of hyper-parameters for each algorithm, with the algorithm's ``name`` if that differs from the
+    key. A scenario may have a number of ``seeds``, and tables ``[scales.NAME]`` with the settings
+    that differ at that scale. A table ``[cells]`` of lists, such as ``"data.level" = [1, 5]``,
+    defines a scenario for each combination of their values.
 
-    ``[printed]`` has the figures of a paper, to stand beside ours: their ``source``, the keys of
-    ``[cells]`` that they are ``means_over``, and a table for each combination of values of the
-    others, such as ``5 = { fedavg = 80.9 }``. They are of the file as it stands, and left out at a
-    scale or with ``overrides``.
+    ``[printed]`` has the figures of a paper, to be shown next to new results: their ``source``, the
+    keys of ``[cells]`` over which they are means (``means_over``), and a table for each combination
+    of values of the other keys, such as ``5 = { fedavg = 80.9 }``. The figures apply to the file's
+    own settings only; they are left out with a scale or with overrides.
+
+    Parameters
+    ----------
+    path
+        The TOML file.
+    overrides
+        Changes as after ``--set``; they take precedence over the file and the scale.
+    scale
+        Name of a scale; None: the file's own settings.
 
     Raises
     ------
     ConfigError
-        If the file is missing or no TOML, the scale is unknown, or with all other problems at once,
-        a line for each.
+        If the file is missing or not TOML, or the scale is unknown; or with all other problems at
+        once, one line for each.
     """
     raw = read_toml(path)
     scales = _table(raw, "scales", path)
@@ -133,7 +151,13 @@ def read_scenarios(
 
 
 def read_scenario(path: Path, overrides: Sequence[str] = (), scale: str | None = None) -> Scenario:
-    """Read and check a file of one scenario, see :func:`read_scenarios`; a ConfigError if it has several."""
+    """Read and check a file with a single scenario; see :func:`read_scenarios`.
+
+    Raises
+    ------
+    ConfigError
+        As :func:`read_scenarios`; or if the file has several scenarios.
+    """
     scenario, *others = read_scenarios(path, overrides, scale)
     if others:
         raise ConfigError(f"{path} has {1 + len(others)} scenarios, the cells of a grid")
@@ -145,7 +169,7 @@ def _configs(
 ) -> dict[str, Config]:
     """Return the config of each algorithm."""
     configs: dict[str, Config] = {}
-    # a dict, since all algorithms share the problems of the other sections
+    # a dict, to report only once the problems of sections that all algorithms share
     problems: dict[str, None] = {}
     for label in algorithms:
         try:
@@ -161,7 +185,7 @@ def _configs(
 
 
 def _name(path: Path, values: Sequence[Any]) -> str:
-    """Return what the scenario of a cell is called."""
+    """Return the name of a cell's scenario."""
     return " ".join([path.stem, *map(str, values)])
 
 
@@ -171,7 +195,7 @@ def _printed(
     cells: Mapping[str, Sequence[Any]],
     algorithms: Mapping[str, Any],
 ) -> dict[str, Printed]:
-    """Return what is printed of each scenario, by its name."""
+    """Return the published scores for each scenario, by its name."""
     if not table:
         return {}
     source = table.get("source", "")
@@ -225,7 +249,7 @@ def _table(raw: Mapping[str, Any], key: str, path: Path) -> Mapping[str, Any]:
 
 
 def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``base`` with ``changes``, table by table."""
+    """Return ``base`` updated with ``changes``; nested tables are merged."""
     merged = dict(base)
     for key, value in changes.items():
         old = base.get(key)

@@ -1,4 +1,4 @@
-"""A config: the settings above its sections, the sections, and the run that they make."""
+"""A checked config: its top-level settings, its sections, and the run that it describes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ from fedclade.training import Actors
 
 @dataclass(frozen=True, kw_only=True)
 class TopLevel:
-    """The settings above the sections; see :class:`fedclade.RunSettings` and :func:`fedclade.simulate`."""
+    """Settings above the sections.
+
+    See :class:`fedclade.RunSettings` and :func:`fedclade.simulate`.
+    """
 
     seed: int = 0
     rounds: int = 20
@@ -51,13 +54,16 @@ class TopLevel:
 
     @property
     def shared(self) -> dict[str, Any]:
-        """Those that a simulation shares with a network."""
+        """The settings that apply to simulations and networks alike."""
         return {key: value for key, value in asdict(self).items() if key not in ("engine", "tf32")}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSection:
-    """The ``[task]`` section: what the model is for; see :func:`fedclade.tasks.build_task`."""
+    """The ``[task]`` section: loss and metrics of the model.
+
+    See :func:`fedclade.tasks.build_task`.
+    """
 
     name: str | None = None
     loss: str | None = None
@@ -67,13 +73,19 @@ class TaskSection:
 
     @property
     def task(self) -> Task:
-        """The task; a ConfigError if a name is unknown."""
+        """The task that the section describes.
+
+        Raises
+        ------
+        ConfigError
+            If a name is unknown.
+        """
         return build_task(**asdict(self))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Privacy:
-    """The ``[privacy]`` section: where noise is put on updates, how much, and of how many nothing is said."""
+    """The ``[privacy]`` section: clipping, noise, and the smallest cluster that is reported."""
 
     permute: bool = False
     model: str = "local"
@@ -92,13 +104,19 @@ class Privacy:
 
     @property
     def mechanism(self) -> Mechanism | None:
-        """How updates, or the gradients of examples, are clipped, and how much noise is put on them or on sums."""
+        """Settings of clipping and noise; None if there is neither.
+
+        They apply to updates, to the gradients of examples, or to sums.
+        """
         return mechanism_of(asdict(self))
 
 
 @dataclass(frozen=True, kw_only=True)
 class StopSection:
-    """The ``[stop]`` section: when to finish a run before its last round; see :class:`fedclade.EarlyStopping`."""
+    """The ``[stop]`` section: when a run ends before its last round.
+
+    See :class:`fedclade.EarlyStopping`.
+    """
 
     patience: int | None = None
     metric: str | None = None
@@ -114,7 +132,7 @@ class StopSection:
 
     @property
     def early_stopping(self) -> EarlyStopping | None:
-        """The callback; None without a patience."""
+        """The callback that stops the run; None if ``patience`` is unset."""
         if self.patience is None:
             return None
         return EarlyStopping(
@@ -123,14 +141,15 @@ class StopSection:
 
 
 LATER_OF_PRIVACY = ("model", "signature_noise", "signature_epsilon", "level", "min_cluster_size")
-"""Keys of ``[privacy]`` that runs of earlier versions do not note."""
+"""Keys of ``[privacy]`` that configs of runs by earlier versions do not have."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Newcomers:
-    """The ``[newcomers]`` section: clients that are held back, see :func:`fedclade.load_federation`, or join late.
+    """The ``[newcomers]`` section: clients that are held back or join late.
 
-    Whether ``fedclade assign`` does ``without_labels``.
+    For clients that are held back, see :func:`fedclade.load_federation`. ``without_labels`` is
+    whether ``fedclade assign`` assigns newcomers without using their labels.
     """
 
     clients: int = 0
@@ -141,13 +160,16 @@ class Newcomers:
 
     @property
     def presence(self) -> Churn:
-        """When they join, and when as many clients leave."""
+        """The rounds in which newcomers join, and in which the same number of clients leave."""
         return Churn(join_round=self.join_round, leave_round=self.leave_round)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Presence:
-    """The ``[presence]`` section: at which hours clients are there; see :class:`~fedclade.runs.Churn`."""
+    """The ``[presence]`` section: the hours at which clients are available.
+
+    See :class:`~fedclade.runs.Churn`.
+    """
 
     trace: str | None = None
     round_seconds: float = Churn.round_seconds
@@ -169,14 +191,14 @@ FIXED: Mapping[str, type[Any]] = {
     "aggregate": Aggregation,
     "stop": StopSection,
 }
-"""Sections of fixed keys; those of the others depend on ``name``."""
+"""Sections whose keys are fixed. In the other sections, the keys depend on ``name``."""
 
 SECTIONS = ("data", "model", "algorithm", "target", *FIXED)
 
 
 @dataclass(frozen=True)
 class Config:
-    """A checked config with every default filled in: the settings above the sections, and the sections."""
+    """A checked config with all defaults filled in: its top-level settings and its sections."""
 
     top: TopLevel
     data: Section
@@ -184,7 +206,7 @@ class Config:
     local: LocalTraining
     algorithm: Section
     signature: Signature
-    target: Mapping[str, float]  # what to reach, by the name of a metric
+    target: Mapping[str, float]  # value to reach, by the name of the metric
     task: TaskSection
     privacy: Privacy
     faults: Faults
@@ -195,13 +217,16 @@ class Config:
     stop: StopSection
 
     def as_dict(self) -> Section:
-        """Return the config as a TOML file has it."""
+        """Return the config in the form of a TOML file.
+
+        Sections and keys that earlier versions did not have are left out if they are unset.
+        """
         sections = asdict(self)
-        if self.task == TaskSection():  # the data's own
+        if self.task == TaskSection():  # the data determines the task
             del sections["task"]
-        if self.presence == Presence():  # all are there all the time
+        if self.presence == Presence():  # all clients are always available
             del sections["presence"]
-        if self.aggregate == Aggregation():  # which earlier versions did not know
+        if self.aggregate == Aggregation():  # earlier versions do not have this section
             del sections["aggregate"]
         else:
             sections["aggregate"] = self.aggregate.described
@@ -211,15 +236,15 @@ class Config:
             sections["adversary"] = self.adversary.described
         if self.stop == StopSection():
             del sections["stop"]
-        if not self.newcomers.without_labels:  # which earlier versions did not know
+        if not self.newcomers.without_labels:  # earlier versions do not have this key
             del sections["newcomers"]["without_labels"]
         top = sections.pop("top")
-        sections["privacy"] = {  # with what earlier versions did not know only where it is set
+        sections["privacy"] = {  # keys that earlier versions do not have only if they are set
             name: value
             for name, value in sections["privacy"].items()
             if name not in LATER_OF_PRIVACY or value != getattr(Privacy(), name)
         }
-        if not self.top.evaluate_validation:  # which earlier versions did not know
+        if not self.top.evaluate_validation:  # earlier versions do not have this key
             del top["evaluate_validation"]
         if not self.top.keep_best:
             del top["keep_best"]
@@ -227,7 +252,10 @@ class Config:
 
     @property
     def parts(self) -> Parts:
-        """Which parts the model has."""
+        """Names of the model's frozen, personal and other special parts.
+
+        If ``[model]`` has no personal parts, they are those of the algorithm.
+        """
         parts = Parts.of(self.model)
         of_algorithm = algorithm_class(self.algorithm["name"]).personal
         return (
@@ -236,7 +264,7 @@ class Config:
 
     @property
     def settings(self) -> RunSettings:
-        """Those settings that do not depend on where the clients are."""
+        """Run settings that do not depend on where the clients run."""
         return RunSettings(
             **self.top.shared,
             early_stopping=self.stop.early_stopping,
@@ -255,7 +283,10 @@ class Config:
         )
 
     def federation(self, data_dir: str | Path | None = None) -> Federation:
-        """Load the data and share it out; raises what :func:`fedclade.load_federation` raises."""
+        """Load the data and distribute it to clients.
+
+        Raises the errors of :func:`fedclade.load_federation`.
+        """
         late = {
             "newcomers": self.newcomers.clients,
             "newcomer_samples": self.newcomers.samples_per_client,
@@ -263,7 +294,7 @@ class Config:
         return load_data(self.data, self.task.task.kind, data_dir, seed=self.top.seed, **late)
 
     def own_files(self, data_dir: str | Path | None = None) -> TableSource:
-        """Read the files that ``[data]`` names, and encode nothing yet."""
+        """Open the files that ``[data]`` names, without encoding their contents yet."""
         return open_files(self.data, self.task.task.kind, data_dir, seed=self.top.seed)
 
     def run(
@@ -280,7 +311,10 @@ class Config:
         finish: bool = False,
         progress: bool | None = None,
     ) -> Run:
-        """Run it over a federation; see :func:`fedclade.simulate` for the rest, and for what it raises."""
+        """Simulate the run with a federation.
+
+        See :func:`fedclade.simulate` for the other parameters and for the errors that it raises.
+        """
         return simulate(
             self.built_algorithm(*self.newcomers.presence.everybody(federation).truth),
             lambda seed: self.built_model(federation.pool.schema, seed),
@@ -307,20 +341,34 @@ class Config:
         true_clusters: Mapping[int, int] | None,
         later: Mapping[int, Mapping[int, int]] | None = None,
     ) -> Algorithm:
-        """Build the algorithm; the oracle needs the true clusters, and raises a ConfigError without them."""
+        """Build the algorithm.
+
+        Parameters
+        ----------
+        true_clusters
+            True cluster of each client at the start; None if unknown. Only the oracle uses it.
+        later
+            True clusters that apply from some rounds on, by round.
+
+        Raises
+        ------
+        ConfigError
+            If the algorithm is the oracle and the true clusters are unknown.
+        """
         return build_algorithm(
             self.algorithm["name"], options(self.algorithm), true_clusters, later
         )
 
     def built_model(self, schema: DataSpec, seed: int) -> nn.Module:
-        """Build the model for some data, drawn from a seed, before it is parted.
+        """Build the model for some data, before its parts are separated.
 
-        Raises what :func:`fedclade.models.build_model` raises.
+        Its initial parameters are drawn from ``seed``. Raises the errors of
+        :func:`fedclade.models.build_model`.
         """
         arguments = {key: value for key, value in options(self.model).items() if key not in PARTS}
         return module_for(self.model["name"], schema, seed, arguments)
 
 
 def options(section: Section) -> Section:
-    """Return the keys of a section besides its name."""
+    """Return the keys of a section except ``name``."""
     return {key: value for key, value in section.items() if key != "name"}

@@ -1,4 +1,4 @@
-"""The files of configs: where they are, what they say, and what a user overrides of it."""
+"""Files of configs: finding them, reading them, and applying a user's overrides."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedclade.core import ConfigError, checked, shown, unknown
 Section = dict[str, Any]
 
 MOST_NESTED = 20
-"""Tables and lists inside each other, at most: what goes through a config may be recursive."""
+"""Largest depth of nested tables and lists: functions that process a config may be recursive."""
 
 
 def read_toml(path: Path) -> Section:
@@ -23,11 +23,11 @@ def read_toml(path: Path) -> Section:
     Raises
     ------
     ConfigError
-        If it is missing or no TOML, or holds what no config can: numbers of more than 64 bits, very
-        deep tables.
+        If the file is missing or not TOML, or contains values that no config can have: numbers of
+        more than 64 bits, or tables nested more than :data:`MOST_NESTED` deep.
     """
     try:
-        # which TOML is, whatever the locale
+        # TOML is always UTF-8, whatever the locale
         return _parsed(path.read_text(encoding="utf-8"), str(path))
     except OSError as error:
         raise ConfigError(f"cannot read the config {path}: {error.strerror}") from error
@@ -36,7 +36,7 @@ def read_toml(path: Path) -> Section:
 
 
 def _parsed(text: str, where: str) -> Section:
-    """Parse TOML whose values any part of the library can handle; ``where`` names it in the ConfigError of others."""
+    """Parse TOML, and check that all parts of the library can handle its values."""
     try:
         raw = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, UnicodeError):
@@ -45,7 +45,7 @@ def _parsed(text: str, where: str) -> Section:
         raise ConfigError(
             f"{where}: tables and lists should be at most {MOST_NESTED} deep"
         ) from error
-    except ValueError as error:  # Python's own limit on digits, or a date that there is not
+    except ValueError as error:  # Python's limit on digits, or a date that does not exist
         raise ConfigError(f"{where} is not a TOML file: {error}") from error
     _check_values(raw, where, MOST_NESTED)
     return raw
@@ -65,12 +65,20 @@ def _check_values(value: object, where: str, deeper: int) -> None:
 
 
 def apply_overrides(raw: Section, overrides: Sequence[str]) -> None:
-    """Change a config as read from a file by each ``section.key=value``, whose value is TOML or else a string.
+    """Change a config, as read from a file, in place.
+
+    Parameters
+    ----------
+    raw
+        The config.
+    overrides
+        Changes ``key=value`` or ``section.key=value``. A value is parsed as TOML; if it is not
+        TOML, it is a string.
 
     Raises
     ------
     ConfigError
-        If one is written wrongly, or names no section.
+        If an override is malformed, or its path leads through a value that is not a section.
     """
     for override in overrides:
         path, equals, text = override.partition("=")
@@ -92,31 +100,38 @@ def apply_overrides(raw: Section, overrides: Sequence[str]) -> None:
 
 
 def as_override(key: str, value: object) -> str:
-    """Return what ``--set`` takes to give a key a value: a text, a number, a truth value, or a list of these.
+    """Return the argument of ``--set`` that sets a key to a value.
+
+    The value is a text, a number, a truth value, or a list of these.
 
     >>> as_override("local.lr", 0.1), as_override("model.name", "cnn"), as_override("model.hidden", [16, 16])
     ('local.lr=0.1', 'model.name="cnn"', 'model.hidden=[16, 16]')
     """
-    return f"{key}={json.dumps(value, ensure_ascii=False, default=str)}"  # which TOML reads alike
+    return f"{key}={json.dumps(value, ensure_ascii=False, default=str)}"  # valid TOML, too
 
 
 def config_folder() -> Path:
-    """Return the folder of the configs that come with fedclade: inside the package, or beside it in a checkout."""
+    """Return the folder of fedclade's own configs: in the package, or next to it in a checkout."""
     packaged = Path(__file__).parents[1] / "configs"
     return packaged if packaged.is_dir() else Path(__file__).parents[3] / "configs"
 
 
 @checked()
 def find_config(name: str) -> Path:
-    """Return the path of a config: a file, or the name of one that comes with fedclade.
+    """Return the path of a config.
+
+    Parameters
+    ----------
+    name
+        A file, or the name of one of fedclade's own configs.
 
     Raises
     ------
     ConfigError
-        If there is neither.
+        If there is no such config.
     """
     path = Path(name)
-    if os.path.isfile(path):  # noqa: PTH113 -- Path's raises where no file can have the name
+    if os.path.isfile(path):  # noqa: PTH113 -- Path's raises if no file can have the name
         return path
     shipped = {file.stem: file for file in sorted(config_folder().glob("*.toml"))}
     if (
@@ -134,15 +149,19 @@ def find_config(name: str) -> Path:
 
 @checked()
 def find_configs(name: str) -> list[Path]:
-    """Return the paths of all configs of a folder, or of the one config that :func:`find_config` finds.
+    """Return the paths of all configs in a folder, or of a single config.
 
-    A folder is the user's, or one that comes with fedclade, such as ``suite``; the latter also
-    where a folder of that name holds no config, as that of the results does.
+    Parameters
+    ----------
+    name
+        A folder of the user's, or one of fedclade's own, such as ``suite``; or a config as for
+        :func:`find_config`. One of fedclade's own folders is also found if the user's folder of
+        that name has no config, such as a folder of results.
 
     Raises
     ------
     ConfigError
-        If there is nothing of that name.
+        If nothing has that name, or the folder has no config.
     """
     folders = Path(name), config_folder() / name
     there = [each for each in folders if os.path.isdir(each)]  # noqa: PTH112 -- as in find_config

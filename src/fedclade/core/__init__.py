@@ -1,8 +1,8 @@
-"""What all rooms speak.
+"""Basic types and functions that all other packages of fedclade use.
 
-Errors, random keys, vectors of parameters, queries and replies, updates, the tree, and aggregation.
-Every other room may import it; it imports none. It knows nothing of how clients are trained or
-clustered, or where a run is kept.
+These are errors, random keys, vectors of parameters, queries and replies, updates, the parameter
+tree, and aggregation. Every other package may import this one; it imports none of them. It is
+independent of how clients are trained or clustered, and of where a run is stored.
 """
 
 from fedclade.core import rng

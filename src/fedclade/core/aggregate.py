@@ -1,4 +1,4 @@
-"""From updates to a new model."""
+"""Aggregation of updates into a new model."""
 
 from __future__ import annotations
 
@@ -12,52 +12,53 @@ from torch.nn import functional
 
 from fedclade.core.updates import Aggregation, Updates, row_norms
 
-# Robust rules: one update of a cluster from those of its n clients, of whom f may send anything.
+# Robust rules combine the updates of a cluster's n clients, of which f may be arbitrary.
 #
-# - ``median``, of each coordinate: Yin, Chen, Ramchandran, Bartlett 2018, definition 1; of an even
-#   number it is the mean of both in the middle.
-# - ``trimmed_mean``, of each coordinate without the f largest and the f smallest: the same,
-#   definition 2; 2f < n.
+# - ``median``: the median of each coordinate. Yin, Chen, Ramchandran, Bartlett 2018, definition 1.
+#   For an even number of clients it is the mean of the two middle values.
+# - ``trimmed_mean``: the mean of each coordinate without the f largest and the f smallest values.
+#   The same paper, definition 2; 2f < n.
 # - ``krum``: Blanchard, El Mhamdi, Guerraoui, Stainer 2017, section 4. The update with the least
-#   sum of squared distances to its n − f − 2 nearest; n ≥ 2f + 3. ``multi_krum`` is the mean of the
-#   n − f − 2 that score best: the paper leaves their number m open, this is the most of El Mhamdi
-#   et al. 2018.
+#   sum of squared distances to its n − f − 2 nearest updates; n ≥ 2f + 3. ``multi_krum`` is the
+#   mean of the n − f − 2 updates with the best scores: the paper leaves their number m open, and
+#   this is the largest m of El Mhamdi et al. 2018.
 # - ``bulyan``: El Mhamdi, Guerraoui, Rouault 2018, section 4. Krum selects n − 2f updates, one
-#   after the other from those that are left; then each coordinate is the mean of the n − 4f of them
-#   nearest to their median; n ≥ 4f + 3.
+#   at a time from the remaining ones; then each coordinate is the mean of the n − 4f selected
+#   values nearest to their median; n ≥ 4f + 3.
 # - ``geometric_median``: RFA of Pillutla, Kakade, Harchaoui 2019, by their smoothed Weiszfeld
-#   algorithm with ν = 1e-6. It weighs clients alike, as all others do, and not by |D_i|, as there:
-#   sizes are only claimed, and with twice the median each a third of the clients would be half of
-#   the weight.
+#   algorithm with ν = 1e-6. Like all rules here, it weighs clients equally, not by |D_i| as in the
+#   paper: sizes are only claimed, and a third of the clients, if each claims twice the median size,
+#   would have half of the weight.
 # - ``centred_clipping``: Karimireddy, He, Jaggi 2021, section 4: v ← v + 1/n Σ (g_i − v) min(1,
 #   τ/‖g_i − v‖).
 # - Nearest-neighbour mixing before any of them: Allouah, Farhadkhani, Guerraoui, Gupta, Pinot,
 #   Stephan 2023.
 #
-# Where the papers leave a choice, this file makes it:
+# The papers leave some choices open. This file decides as follows:
 #
-# - What clients send is an update, from a model that all of a cluster start from, so 0 is that
-#   model. Distances and norms are those of the parameters. Buffers, such as BatchNorm's statistics,
-#   are aggregated by the coordinate-wise median whatever the rule: one whose parameters a rule
-#   trusts may have sent any buffers.
-# - f is a share of the clients that answered, rounded down, and at most what the rule allows; so a
-#   small cluster has fewer, and for Bulyan fewer than seven have none. Of one or two clients, which
-#   cannot be told apart, it is the mean.
-# - Of equal scores, which two clients have that are nearest to each other where one neighbour
-#   counts, the better is that with the least sum over all others, so that clients' names do not
-#   matter; Krum's paper takes the first.
-# - In the last rounds of Bulyan fewer than n − f − 2 neighbours are left: those that there are
-#   count, at least one.
+# - Clients send updates of a model from which all clients of the cluster start, so the zero update
+#   stands for that model. Distances and norms are computed from the parameters alone. Buffers, such
+#   as BatchNorm's statistics, are aggregated by the coordinate-wise median with every rule: a
+#   client whose parameters a rule accepts may still have sent arbitrary buffers.
+# - f is a share of the clients that replied, rounded down, and at most the number that the rule
+#   allows. In a small cluster f is therefore smaller, and Bulyan has f = 0 for fewer than seven
+#   clients. For one or two clients the result is the mean, since no rule could tell which of two
+#   is wrong.
+# - Two clients that are nearest to each other have equal scores if only one neighbour counts. The
+#   update with the smaller sum of distances to all others is then better, so that the order of the
+#   clients does not matter; Krum's paper takes the first.
+# - In the last selections of Bulyan fewer than n − f − 2 neighbours are left: all of them count, at
+#   least one.
 # - Weiszfeld's algorithm begins at the coordinate-wise median, and ends when the result moves by
-#   less than a millionth of its length, or after 100 steps; the paper takes 3, since there each
-#   costs a round of secure aggregation.
-# - Centred clipping starts from v = 0 in every round, the cluster's last model, and keeps no state:
+#   less than a millionth of its length, or after 100 steps. The paper takes 3 steps, since there
+#   each costs a round of secure aggregation.
+# - Centred clipping starts from v = 0, the cluster's last model, in every round and has no state:
 #   clusters change, and updates have no momentum from round to round. It takes five steps. τ is the
-#   paper's only if it is given; otherwise it is the median of the distances ‖g_i − v‖ in each step,
-#   so that it needs no unit.
+#   paper's only if it is set; otherwise it is the median of the distances ‖g_i − v‖ in each step,
+#   so that it does not depend on the scale of updates.
 
 AT_ONCE = 2**22
-"""Entries of updates that are copied at once."""
+"""Entries of updates that are copied at once, to bound the memory."""
 
 NU = 1e-6
 WEISZFELD_STEPS = 100
@@ -65,9 +66,18 @@ CLIPPING_STEPS = 5
 
 
 def robust(rows: Tensor, n_parameters: int, how: Aggregation) -> Tensor:
-    """Return one update ``[S]`` from those of n clients, ``[n, S]``, who count alike.
+    """Combine the updates ``[n, S]`` of n clients into one update ``[S]``, by a robust rule.
 
-    The first D = ``n_parameters`` entries are parameters, the others buffers.
+    All clients count equally. Fewer than three updates are averaged.
+
+    Parameters
+    ----------
+    rows
+        The updates.
+    n_parameters
+        Number D of leading entries that are parameters; the others are buffers.
+    how
+        The rule and its settings.
     """
     if len(rows) < 3:
         return rows.mean(dim=0)
@@ -107,19 +117,29 @@ def median(rows: Tensor) -> Tensor:
 
 
 def trimmed_mean(rows: Tensor, f: int) -> Tensor:
-    """Return the mean ``[m]`` of rows ``[n, m]`` without the f largest and the f smallest of each coordinate."""
+    """Return the mean ``[m]`` of rows ``[n, m]`` without the f extremes of each coordinate.
+
+    The f largest and the f smallest values are left out.
+    """
     return torch.cat([some.sort(0).values[f : len(rows) - f].mean(0) for some in _columns(rows)])
 
 
 def multi_krum(rows: Tensor, f: int, keep: int) -> Tensor:
-    """Return the mean ``[m]`` of those of the rows ``[n, m]`` that Krum scores best."""
+    """Return the mean ``[m]`` of the ``keep`` rows of ``[n, m]`` with the best Krum scores."""
     return rows[krum_order(squared_distances(rows), f)[:keep]].mean(dim=0)
 
 
 def krum_order(squared: Tensor, f: int) -> list[int]:
-    """Return rows by their scores, the best first, given the squared distances between them, ``[n, n]``.
+    """Return the numbers of the rows in the order of their Krum scores, the best first.
 
-    A score is the sum of the distances to the n − f − 2 other rows that are nearest, at least one.
+    A score is the sum of the squared distances to the n − f − 2 nearest other rows, at least one.
+
+    Parameters
+    ----------
+    squared
+        Squared distances between the rows, ``[n, n]``.
+    f
+        Number of rows that may be arbitrary.
     """
     nearest = squared.sort(dim=1).values[:, 1:]  # the first is the row itself
     scores = nearest[:, : max(1, len(squared) - f - 2)].sum(1).tolist()
@@ -128,7 +148,7 @@ def krum_order(squared: Tensor, f: int) -> list[int]:
 
 
 def bulyan(rows: Tensor, f: int) -> Tensor:
-    """Return what Bulyan makes of rows ``[n, m]``, n ≥ 4f + 3: ``[m]``."""
+    """Return Bulyan's aggregate ``[m]`` of rows ``[n, m]``, n ≥ 4f + 3."""
     squared = squared_distances(rows)
     left = list(range(len(rows)))
     selected = list[int]()
@@ -147,7 +167,21 @@ def _nearest_to_median(rows: Tensor, count: int) -> Tensor:
 def geometric_median(
     rows: Tensor, start: Tensor, *, nu: float = NU, steps: int = WEISZFELD_STEPS
 ) -> Tensor:
-    """Return the point ``[m]`` of the least sum of distances to the rows ``[n, m]``, each at least ν."""
+    """Return the smoothed geometric median ``[m]`` of rows ``[n, m]``.
+
+    This is the point with the least sum of distances to the rows, each distance being at least ν.
+
+    Parameters
+    ----------
+    rows
+        The points.
+    start
+        First point ``[m]`` of Weiszfeld's algorithm.
+    nu
+        ν.
+    steps
+        Largest number of steps.
+    """
     z = start
     for _ in range(steps):
         betas = 1 / row_norms(rows, z).clamp(min=nu)
@@ -161,7 +195,20 @@ def geometric_median(
 def centred_clipping(
     rows: Tensor, start: Tensor, radius: float | None, *, steps: int = CLIPPING_STEPS
 ) -> Tensor:
-    """Return a centre ``[m]`` of rows ``[n, m]`` that each pull it by no more than a radius, by default the median."""
+    """Return a centre ``[m]`` of rows ``[n, m]`` towards which each row pulls with bounded force.
+
+    Parameters
+    ----------
+    rows
+        The points.
+    start
+        First centre ``[m]``.
+    radius
+        τ, to which each difference from the centre is clipped; None: the median distance of the
+        rows from the centre, in each step.
+    steps
+        Number of steps.
+    """
     v = start
     for _ in range(steps):
         far = row_norms(rows, v)
@@ -172,7 +219,10 @@ def centred_clipping(
 
 
 def mixed(rows: Tensor, f: int) -> Tensor:
-    """Return the mean of the n − f nearest to each of the rows ``[n, m]``, itself among them."""
+    """Replace each of the rows ``[n, m]`` by the mean of the n − f rows nearest to it.
+
+    A row is among its own nearest rows.
+    """
     nearest = squared_distances(rows).sort(dim=1, stable=True).indices[:, : len(rows) - f]
     weights = torch.zeros(len(rows), len(rows), dtype=torch.float64).scatter_(
         1, nearest, 1 / (len(rows) - f)
@@ -181,30 +231,43 @@ def mixed(rows: Tensor, f: int) -> Tensor:
 
 
 def squared_distances(rows: Tensor) -> Tensor:
-    """Return the squared distances between rows ``[n, m]``: float64 ``[n, n]``, 0 from a row to itself."""
+    """Return the squared distances between rows ``[n, m]``: float64 ``[n, n]`` on the CPU.
+
+    The diagonal is exactly 0, and the matrix exactly symmetric.
+    """
     products = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
     for some in _columns(rows):
         products += some.double() @ some.double().T
-    # symmetric to the last bit
+    # the sum is symmetric to the last bit, which a product need not be
     both = (products + products.T).cpu()
     own = products.diagonal().cpu()
     return (own[:, None] + own - both).clamp(min=0.0).fill_diagonal_(0.0)
 
 
 def _columns(rows: Tensor) -> Iterator[Tensor]:
-    """Yield the rows ``[n, m]`` some columns at a time."""
+    """Yield rows ``[n, m]`` a few columns at a time."""
     yield from rows.split(max(1, AT_ONCE // max(1, len(rows))), dim=1)
 
 
 def mean(updates: Updates, *, weighted: bool = True) -> Tensor:
-    """Return the mean update ``[S]`` of at least one client, by default Σ |D_i|/|D| Δθ_i (CFL eq. 2, FedAvg).
+    """Return the mean update ``[S]`` of at least one client.
 
-    Unweighted, all clients count alike (CFL Algorithm 5, line 13; FedGroup Algorithm 4, line 7). A
-    run that streams cannot do that: it has sums of weighted updates alone, and an UpdateError is
-    raised.
+    If :attr:`Updates.aggregation` is set, its robust rule replaces the mean and counts all clients
+    equally.
 
-    Where :attr:`Updates.aggregation` names another rule, that takes the place of the mean, and
-    counts clients alike.
+    Parameters
+    ----------
+    updates
+        The updates.
+    weighted
+        Whether the mean is Σ |D_i|/|D| Δθ_i (CFL eq. 2, FedAvg). If not, all clients count equally
+        (CFL Algorithm 5, line 13; FedGroup Algorithm 4, line 7).
+
+    Raises
+    ------
+    UpdateError
+        If the run streams, and so has only sums of weighted updates, while ``weighted`` is false or
+        a robust rule is set.
     """
     if (how := updates.aggregation) is not None:
         return robust(updates.required_deltas, updates.n_parameters, how)
@@ -217,7 +280,10 @@ def mean(updates: Updates, *, weighted: bool = True) -> Tensor:
 
 
 def mean_of_all(parts: Sequence[Updates]) -> Tensor:
-    """Return the mean update ``[S]`` of clients that were queried apart, none of them twice, weighted by |D_i|."""
+    """Return the mean update ``[S]``, weighted by |D_i|, of clients that were queried separately.
+
+    No client may be in more than one of the parts.
+    """
     if parts[0].aggregation is not None:
         return mean(reduce(Updates.concat, parts))
     weights = [float(updates.sizes.sum()) for updates in parts]
@@ -229,10 +295,21 @@ def mean_of_all(parts: Sequence[Updates]) -> Tensor:
 
 
 def centre_of(updates: Updates, models: Tensor, members: Sequence[int], before: Tensor) -> Tensor:
-    """Return what a robust rule makes of the models ``[n, S]`` that clients have reached, of some members: ``[S]``.
+    """Return the aggregate ``[S]`` of some members' models, given the centre before the round.
 
-    For methods whose clients reach a centre from elsewhere. The rule is given how far they are from
-    ``before``, where the centre was.
+    For methods whose clients do not start from the centre: the rule gets the differences of the
+    models from ``before``.
+
+    Parameters
+    ----------
+    updates
+        Updates of n clients, with the rule to use.
+    models
+        Models ``[n, S]`` that these clients have reached.
+    members
+        The clients whose models are aggregated.
+    before
+        The centre ``[S]`` before the round.
     """
     return before + mean(replace(updates, deltas=models - before).select(members))
 
@@ -240,12 +317,27 @@ def centre_of(updates: Updates, models: Tensor, members: Sequence[int], before: 
 def inter_group(
     models: Tensor, eta_g: float, n_parameters: int, *, averages: bool = False
 ) -> Tensor:
-    """Return every group's model after a step along the others', w_j + η_g Σ_{l≠j} w_l/‖w_l‖ (FedGroup Algorithm 2).
+    """Move each group's model along the models of the other groups (FedGroup Algorithm 2).
 
-    If it ``averages``, that is divided by the sum of the weights, 1 + Σ_{l≠j} η_g/‖w_l‖ (FlexCFL's
-    code). ``models`` has a row for each group, ``[m, S]``; ``eta_g`` is η_g in parameter units. The
-    buffers behind the first D = ``n_parameters`` entries are statistics of a group's own data, and
-    stay as they are.
+    The result is w_j + η_g Σ_{l≠j} w_l/‖w_l‖ for group j. The buffers after the first D entries are
+    statistics of a group's own data, and do not change.
+
+    Parameters
+    ----------
+    models
+        Models of the m groups, ``[m, S]``.
+    eta_g
+        η_g, in parameter units.
+    n_parameters
+        D.
+    averages
+        Whether the result is divided by the sum of the weights, 1 + Σ_{l≠j} η_g/‖w_l‖ (FlexCFL's
+        code).
+
+    Returns
+    -------
+    Tensor
+        The new models ``[m, S]``.
     """
     parameters = models[:, :n_parameters]
     directions = functional.normalize(parameters, dim=1)  # of a model of zeros: zeros

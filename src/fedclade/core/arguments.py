@@ -1,6 +1,7 @@
-"""Arguments are checked against what a function or a class says that it takes, before it is called.
+"""Checks of arguments against the signatures and type hints of functions and classes.
 
-Those of a config by name, and those of Python (:func:`checked`) as they are given.
+:func:`check_arguments` checks the named arguments of a config before a call; :func:`checked` checks
+the arguments of a call from Python.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ import numpy as np
 from fedclade.core.errors import ArgumentError, ConfigError, shown, unknown
 from fedclade.core.files import path_problem
 
-# Tables of tables, such as configs, as one table.
+# Nested tables, such as configs, as one table.
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a table of tables as one, by dotted names; what is None is left out.
+    """Flatten nested tables into one with dotted names; entries that are None are left out.
 
     >>> flat({"rounds": 5, "model": {"name": "mlp", "adapter": {"rank": 8}, "seed": None}})
     {'rounds': 5, 'model.name': 'mlp', 'model.adapter.rank': 8}
@@ -39,19 +40,31 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 T = TypeVar("T")
 
 Taker = Callable[..., Any]
-"""A function, or a class such as a dataclass of hyper-parameters; its keyword-only parameters are options."""
+"""A function, or a class such as a dataclass of hyper-parameters, whose arguments are checked."""
 
 BITS = 64
-"""Of whole numbers, with their sign: neither tensors nor files hold longer ones, and a float need not reach as far."""
+"""Bits of a whole number, with its sign: neither tensors nor files can represent longer ones.
+
+A longer number may also be too large for a float.
+"""
 
 
 def known_arguments(
     takers: Taker | Collection[Taker], besides: Collection[str] = (), *, positional: bool = False
 ) -> dict[str, inspect.Parameter]:
-    """Return the options of a function or a class by name, or of several together; the last one's of each name.
+    """Return the options of a function or class, or of several together, by name.
 
-    Options are parameters not in ``besides`` that are keyword-only, or with ``positional`` any that
-    have a name.
+    If several have an option of the same name, that of the last one is returned.
+
+    Parameters
+    ----------
+    takers
+        The functions or classes.
+    besides
+        Names of parameters that are not options.
+    positional
+        Whether parameters that can be given by position and by name are options too. By default
+        only keyword-only parameters are.
     """
     kinds = {inspect.Parameter.KEYWORD_ONLY} | (
         {inspect.Parameter.POSITIONAL_OR_KEYWORD} if positional else set()
@@ -63,7 +76,7 @@ def known_arguments(
 def defaults(
     takers: Taker | Collection[Taker], besides: Collection[str] = (), *, positional: bool = False
 ) -> dict[str, Any]:
-    """Return the options that have a default, with it; see :func:`known_arguments`."""
+    """Return the default values of all options that have one; see :func:`known_arguments`."""
     known = known_arguments(takers, besides, positional=positional)
     return {
         name: p.default for name, p in known.items() if p.default is not inspect.Parameter.empty
@@ -78,10 +91,21 @@ def check_arguments(
     *,
     positional: bool = False,
 ) -> dict[str, Any]:
-    """Return options of an ``owner``, such as ``"[local]"``, in the types that what takes them says.
+    """Return the options of a config's section, converted to the types that its takers declare.
 
-    Lists become tuples and whole numbers floats where the type says so. Where something takes
-    ``**anything``, every name is known.
+    Lists become tuples, and whole numbers become floats where the type requires it.
+
+    Parameters
+    ----------
+    owner
+        Name of the section for messages, such as ``"[local]"``.
+    takers
+        The functions or classes that take the options. If one of them has a parameter
+        ``**anything``, every name is accepted.
+    arguments
+        The options by name.
+    besides, positional
+        As for :func:`known_arguments`.
 
     Raises
     ------
@@ -97,18 +121,29 @@ def check_arguments(
 
 
 def checked(*besides: str) -> Callable[[T], T]:
-    """Let a function, or a class, check the types of its arguments when it is called, except of those in ``besides``.
+    """Return a decorator that checks the argument types of a function or class at each call.
 
-    It raises a ConfigError with a line for each argument of a wrong type, and for each path that no
-    file can have. If arguments are missing or unknown, that is an ArgumentError, which names the
-    nearest known one. Numbers and truth values of NumPy become Python's, and lists tuples. Options
-    declared as ``**options: Unpack[SomeTypedDict]`` are checked like arguments that are spelt out.
+    NumPy numbers and truth values are converted to Python's, and lists to tuples. Options declared
+    as ``**options: Unpack[SomeTypedDict]`` are checked like arguments that are declared one by one.
+
+    Parameters
+    ----------
+    besides
+        Names of arguments that are not checked.
+
+    Raises
+    ------
+    ConfigError
+        By the decorated function: one line for each argument of a wrong type, and for each path
+        that no file can have.
+    ArgumentError
+        By the decorated function: if arguments are missing or unknown; names the nearest known one.
     """
 
     def decorated(taker: Any) -> Any:
         call = taker.__init__ if inspect.isclass(taker) else taker
 
-        @cache  # when it is first called: the types may be defined after it
+        @cache  # at the first call, since types may be defined below the function
         def takes() -> tuple[inspect.Signature, Mapping[str, Any]]:
             signature = inspect.signature(call)
             hints = dict(_hints(call))
@@ -153,7 +188,7 @@ def checked(*besides: str) -> Callable[[T], T]:
 def _argument_error(
     owner: str, signature: inspect.Signature, keywords: Collection[str], error: TypeError
 ) -> ArgumentError:
-    """Return the error of a call that does not fit a signature: it names unknown arguments, and the nearest known."""
+    """Return the error for a call that does not fit a signature, with the nearest known names."""
     known = [name for name in signature.parameters if name not in ("self", "cls")]
     problems = [
         unknown(f"argument of {owner}:", name, known) for name in keywords if name not in known
@@ -166,7 +201,7 @@ def _each(takers: Taker | Collection[Taker]) -> Collection[Taker]:
 
 
 def _once(inspected: Callable[[Taker], Mapping[str, Any]]) -> Callable[[Taker], Mapping[str, Any]]:
-    """Remember what a function or a class takes: scenarios ask for it thousands of times."""
+    """Cache the result for each function or class: scenarios ask for it thousands of times."""
     remembered = lru_cache(maxsize=1024)(inspected)
 
     @wraps(inspected)
@@ -183,7 +218,7 @@ def _parameters(taker: Taker) -> Mapping[str, inspect.Parameter]:
 
 @_once
 def _hints(taker: Taker) -> Mapping[str, Any]:
-    # Of a class, those of its __init__: dataclasses copy the annotations of their fields there.
+    # For a class, use its __init__: dataclasses copy the annotations of their fields there.
     return get_type_hints(taker.__init__ if inspect.isclass(taker) else taker)
 
 
@@ -199,7 +234,7 @@ def _fit_all(
     *,
     strict: bool = False,
 ) -> dict[str, Any]:
-    """Return values as of their types; raise one error for all that do not fit, and for names that are not known."""
+    """Return values converted to their types, or raise one ConfigError with all problems."""
     problems: list[str] = []
     fitted = dict(arguments)
     for name, value in arguments.items():
@@ -232,7 +267,7 @@ def _told(what: str, value: Any, hint: Any) -> str:
 
 
 def _misfit_inside(name: str, owner: str, value: Any, hint: Any) -> str:
-    """Return the message about the first entry of a table or a list that is of a wrong type; nothing if none is."""
+    """Return the message about the first entry of a table or list with a wrong type, or ""."""
     for member in _members(hint) or (hint,):
         kind = get_origin(member)
         of = get_args(member)
@@ -257,10 +292,11 @@ _MISFIT = object()
 
 
 def _fit(value: Any, hint: Any, *, strict: bool = False) -> Any:
-    """Return a value as one of a type, or ``_MISFIT``.
+    """Return a value converted to a type, or ``_MISFIT`` if it does not fit.
 
-    In a call (``strict``) classes are checked too, and of a literal only the type: the function
-    knows the names itself. In a config every value is of a class, and names are checked.
+    In a call (``strict``), values are checked against classes too, and only the type of a literal
+    is checked: the function checks the names itself. In a config, a type that is not one of
+    ``_WORDS`` is left to the function that takes the value, and the names of a literal are checked.
     """
     if get_origin(hint) is Literal:
         known = any(
@@ -278,30 +314,30 @@ def _fit(value: Any, hint: Any, *, strict: bool = False) -> Any:
         return _MISFIT if any(entry is _MISFIT for entry in entries) else entries
     if hint is Any:
         return value
-    if hint not in _WORDS:  # a user's own type: the factory must judge
+    if hint not in _WORDS:  # a user's own type, which the function that takes it must check
         kind = get_origin(hint) or hint
-        if strict and getattr(kind, "_is_protocol", False):  # of a user's own function or object
+        if strict and getattr(kind, "_is_protocol", False):  # for a user's own function or object
             return value if callable(value) or "__call__" not in vars(kind) else _MISFIT
         if strict and not _fits_inside(value, kind, get_args(hint)):
             return _MISFIT
         return (
             value if not (strict and inspect.isclass(kind)) or isinstance(value, kind) else _MISFIT
         )
-    if isinstance(value, bool | np.bool_):  # which Python counts as an int
+    if isinstance(value, bool | np.bool_):  # bool is a subclass of int
         return bool(value) if hint is bool else _MISFIT
     if _is_too_long(value) or not isinstance(value, _NUMBERS.get(hint, hint)):
         return _MISFIT
-    if not strict and hint is float and math.isnan(value):  # of no range
+    if not strict and hint is float and math.isnan(value):  # NaN is in no range
         return _MISFIT
     return hint(value) if hint in _NUMBERS else value
 
 
 def _fits_inside(value: Any, kind: Any, of: tuple[Any, ...]) -> bool:
-    """Return whether the entries of a table or a list are of their types; of other values it knows nothing."""
+    """Return whether the entries of a table or list have the right types; True for other values."""
     if kind is Mapping and isinstance(value, dict) and len(of) == 2:
         return _all_fit(value, of[0]) and _all_fit(value.values(), of[1])
     if kind is Sequence and isinstance(value, str | bytes):
-        return False  # which are sequences, but of what nobody means
+        return False  # strings are sequences, but are not meant as lists of characters
     if kind is Sequence and isinstance(value, range) and of:
         return not value or _fit(value[0], of[0], strict=True) is not _MISFIT
     if kind is Sequence and isinstance(value, list | tuple) and of:
@@ -314,7 +350,7 @@ def _all_fit(values: Iterable[Any], hint: Any) -> bool:
         return True
     values = [*values]
     kinds = {*map(type, values)}
-    if kinds == {str} and hint is str:  # fast, as tables can be of a million clients
+    if kinds == {str} and hint is str:  # a fast path, as tables can have a million clients
         return True
     if kinds == {int} and hint is int:
         return not (_is_too_long(max(values)) or _is_too_long(min(values)))

@@ -1,4 +1,4 @@
-"""Kinds of arrays whose values cannot be read as they stand: a conversion would fail, or lose part of them."""
+"""Kinds of arrays whose values cannot be read directly: a conversion fails or loses information."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from torch import Tensor
 
 
 def array_problem(values: object) -> str:
-    """Return why the values of an array or a tensor cannot be read, and the fix; nothing if they can.
+    """Return the reason why values cannot be read, with the fix; "" if they can.
+
+    ``values`` is an array or a tensor.
 
     >>> array_problem(np.ma.masked_array([1, 2], mask=[False, True]))
     "1 of 2 values are masked, which means missing; fill them in (array.filled(...)) or leave these examples out"

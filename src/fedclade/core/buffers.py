@@ -1,11 +1,11 @@
-"""Buffers of a module: which of them are averaged like parameters, and which stay as the model has them.
+"""Buffers of a module: those that are averaged like parameters, and those that stay unchanged.
 
-A running statistic is a float that training changes: it travels in a model's vector and is
-averaged. Whatever else a module keeps in its buffers is no quantity of which a mean makes sense:
-position ids, hash seeds, attention masks of ``-inf``, tables of sines, counters. These buffers are
-in no vector. Their type tells most of them; whether training changes a float, only a forward pass
-tells (:func:`fedclade.training.note_unsent_buffers`), and its result is noted at the module, so
-that copies of the module have the same layout.
+A running statistic is a float that training changes: it is part of a model's vector and is
+averaged. No other buffer is a quantity of which a mean makes sense: position ids, hash seeds,
+attention masks of ``-inf``, tables of sines, counters. These buffers are in no vector. Most of them
+are recognized by their type. Whether training changes a float buffer is only known after a forward
+pass (:func:`fedclade.training.note_unsent_buffers`); its result is stored in the module, so that
+copies of the module have the same layout.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ _NOTED = "_fedclade_unsent_buffers"
 
 
 def is_statistic(module: nn.Module, name: str) -> bool:
-    """Return whether a buffer belongs to BatchNorm or InstanceNorm, or counts batches as these do."""
+    """Return whether a buffer belongs to BatchNorm or InstanceNorm, or counts batches."""
     owner, _, attribute = name.rpartition(".")
     return isinstance(module.get_submodule(owner), _NormBase) or attribute == "num_batches_tracked"
 
 
 def can_be_averaged(buffer: Tensor) -> bool:
-    """Return whether a mean of such buffers makes sense: they are real numbers, and all finite."""
+    """Return whether a mean of such buffers makes sense: they are real numbers, all finite."""
     return buffer.is_floating_point() and bool(buffer.isfinite().all())
 
 
 def unsent_buffers(module: nn.Module) -> frozenset[str]:
     """Return the names of the buffers that are in no vector.
 
-    They are those that :func:`set_unsent_buffers` noted. If nothing was noted, their types decide.
+    These are the buffers that :func:`set_unsent_buffers` recorded. If nothing was recorded, the
+    types of the buffers decide.
     """
     noted: frozenset[str] | None = vars(module).get(_NOTED)
     if noted is not None:
@@ -44,13 +45,13 @@ def unsent_buffers(module: nn.Module) -> frozenset[str]:
 
 
 def set_unsent_buffers(module: nn.Module, names: Collection[str]) -> None:
-    """Note at a module which of its buffers are in no vector."""
-    # Not by nn.Module's own __setattr__, which subclasses replace.
+    """Record in a module which of its buffers are in no vector."""
+    # Bypass nn.Module.__setattr__, since subclasses may override it.
     object.__setattr__(module, _NOTED, frozenset(names))
 
 
 def has_same_values(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors have one shape, one type and the same values, where NaN equals NaN."""
+    """Return whether two tensors have the same shape, type and values; NaN equals NaN."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     both_nan = (one != one) & (other != other)
@@ -59,7 +60,7 @@ def has_same_values(one: Tensor, other: Tensor) -> bool:
 
 @contextmanager
 def state_preserved(module: nn.Module) -> Generator[None]:
-    """Give a module its buffers and modes back at the end of the block."""
+    """Restore a module's buffers and training modes at the end of the block."""
     buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
     modes = {part: part.training for part in module.modules()}
     try:
@@ -72,7 +73,7 @@ def state_preserved(module: nn.Module) -> Generator[None]:
 
 
 def restore_buffer(module: nn.Module, name: str, value: Tensor) -> None:
-    """Give a buffer a value, whatever a forward pass has put in its place."""
+    """Set a buffer to a value, even if a forward pass has replaced the buffer by another tensor."""
     owner, _, attribute = name.rpartition(".")
     part = module.get_submodule(owner)
     buffer = part._buffers.get(attribute)  # pyright: ignore[reportPrivateUsage]  (attributes may shadow it)
@@ -82,5 +83,5 @@ def restore_buffer(module: nn.Module, name: str, value: Tensor) -> None:
     if buffer is not None and can_be_copied_to and not buffer.is_inference():
         buffer.detach().copy_(value)
         return
-    with torch.inference_mode(False):  # training may follow an evaluation
+    with torch.inference_mode(False):  # a normal tensor, since training may follow an evaluation
         part._buffers[attribute] = value.clone()  # pyright: ignore[reportPrivateUsage]

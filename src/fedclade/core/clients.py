@@ -1,4 +1,4 @@
-"""Clients as an algorithm sees them: they can be queried, wherever they are."""
+"""Interfaces of the clients that an algorithm queries, wherever the clients are."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ from fedclade.core.updates import Updates
 
 
 class Clients(ABC):
-    """N clients, in this process or behind a network. Every query goes through :meth:`ask`; the others compose it."""
+    """N clients, in this process or connected by a network.
+
+    Every query is sent by :meth:`ask`; the other methods build a query and call it.
+    """
 
     @property
     @abstractmethod
@@ -35,7 +38,7 @@ class Clients(ABC):
 
     @property
     def reachable(self) -> Sequence[int]:
-        """Those that are there in this round, where that is known beforehand; else all."""
+        """Clients that are available in this round, if that is known in advance; otherwise all."""
         return self.ids
 
     @property
@@ -45,12 +48,12 @@ class Clients(ABC):
 
     @property
     def stage(self) -> int:
-        """How often what clients hold has changed so far; see :class:`~fedclade.data.Stage`."""
+        """Number of changes of the clients' data so far; see :class:`~fedclade.data.Stage`."""
         return 0
 
     @abstractmethod
     def ask(self, query: Query[R], /) -> R:
-        """Put a query; return the reply."""
+        """Send a query and return the reply."""
 
     def train(
         self,
@@ -65,7 +68,30 @@ class Clients(ABC):
         data_rounds: Sequence[tuple[int, ...]] | None = None,
         mixture: Mixture | None = None,
     ) -> Updates:
-        """Let each client train from its model; see :class:`UpdateQuery`."""
+        """Let each client train from its model and send its update; see :class:`UpdateQuery`.
+
+        Parameters
+        ----------
+        ids
+            The n clients.
+        models
+            The distinct models, ``[K, S]``.
+        assignment
+            The row of each client's model, ``[n]``.
+        this_round
+            The round, with the settings of local training.
+        anchors
+            The row of each client's anchor, ``[n]``; None: the model from which it starts.
+        own
+            Whether each client stores the model that it trains as its own.
+        shares
+            Whether clients send the model that they store.
+        data_rounds
+            For each client, the rounds whose data it trains on, ``[n]``; None: its current data.
+        mixture
+            Description of the mixture whose components the models are; None if they are not a
+            mixture.
+        """
         query = UpdateQuery(
             ids, "train", models, assignment, this_round, anchors, own, shares, data_rounds
         )
@@ -74,7 +100,7 @@ class Clients(ABC):
     def gradients(
         self, ids: Sequence[int], models: Tensor, assignment: Sequence[int], this_round: Round
     ) -> Updates:
-        """Let each client take the negative gradient at its model; see :class:`UpdateQuery`."""
+        """Let each client compute the negative gradient at its model; see :class:`UpdateQuery`."""
         return self.ask(UpdateQuery(ids, "gradients", models, assignment, this_round))
 
     def evaluate(
@@ -88,7 +114,10 @@ class Clients(ABC):
         compares: bool = False,
         mixture: Mixture | None = None,
     ) -> Evaluation:
-        """Let each client evaluate its model on a split of its own data; see :class:`EvaluationQuery`."""
+        """Let each client evaluate its model on a split of its own data.
+
+        See :class:`EvaluationQuery` for the parameters.
+        """
         query = EvaluationQuery(
             ids, models, assignment, split, compares, mixture, data_round=data_round
         )
@@ -96,23 +125,29 @@ class Clients(ABC):
 
 
 class Workers(Clients):
-    """Clients that do the work themselves, or reach those that do: three handlers of queries."""
+    """Clients that train models, or a connection to such clients.
+
+    Each kind of query has one handler.
+    """
 
     layout: Layout
-    """Where each tensor of the model lies in a vector."""
+    """Position of each tensor of the model in a vector."""
 
     @property
     @abstractmethod
     def engine(self) -> str:
-        """How clients are trained; ``auto`` until that is settled, or where every client settles it for itself."""
+        """Name of the engine that trains clients.
+
+        It is ``auto`` until the engine is chosen, and if every client chooses its own.
+        """
 
     @property
     @abstractmethod
     def engine_taken(self) -> str | None:
-        """What rounding depends on of the engine, as far as it is known here."""
+        """Properties of the engine that rounding depends on, as far as they are known here."""
 
     def ask(self, query: Query[R], /) -> R:
-        """Put a query; return the reply."""
+        """Pass a query to its handler and return the reply."""
         return cast("R", self._handle(query))
 
     def _handle(self, query: Query[Any]) -> Any:
@@ -135,4 +170,4 @@ class Workers(Clients):
 
     @abstractmethod
     def handle_data(self, query: DataQuery[R]) -> R:
-        """Return the reply to a query that each client answers from its own data."""
+        """Return the reply to a query that each client computes from its own data."""

@@ -1,8 +1,9 @@
-"""Queries that each client answers from its own data: what a method must write to bring one.
+"""Base classes for queries that each client answers from its own data.
 
-A class of such queries owns all that is known of it: its name in messages and client policies, what
-a reply reveals, the fields that travel to a client, the shape of a reply, how a client computes it,
-and which replies are valid. Engines, middleware and the network treat all classes alike.
+A method that needs a kind of query of its own writes a subclass. The subclass has everything that
+belongs to the kind: its name in messages and client policies, what a reply reveals, the fields that
+are sent to a client, the shape of a reply, how a client computes it, and which replies are valid.
+Engines, middleware and the network treat all kinds in the same way.
 """
 
 from __future__ import annotations
@@ -24,32 +25,32 @@ from fedclade.core.queries import Query, R
 from fedclade.core.registry import DataSpec
 
 PLAIN_TYPES = (int, float, bool, str)
-"""Types of the fields of a query that travel as plain values; a field of type Tensor is a model."""
+"""Types of the query fields that are sent as plain values; a field of type Tensor is a model."""
 
 ROW_TYPES = (torch.float32, torch.float64, torch.int64, torch.bool)
-"""Types that the numbers of a row may have."""
+"""Types that the numbers of a row can have."""
 
 KIND_RULE = re.compile(r"[a-z][a-z0-9_]*")
-"""Form of the name of a kind: policies list such names, separated by spaces."""
+"""Form of a kind's name: policies list such names, separated by spaces."""
 
 
 class LocalData(ABC):
     """Training data of one client, as the client itself sees it.
 
-    Everything is gathered when it is first read, so a query pays for what it uses.
+    Each property is computed when it is first read, so a query pays only for what it uses.
     """
 
     @property
     @abstractmethod
     def spec(self) -> DataSpec:
-        """What the examples of all clients look like."""
+        """Properties of the examples that all clients share."""
 
     @property
     @abstractmethod
     def targets(self) -> Tensor:
         """Targets ``[n]`` or ``[n, T]`` of the training examples, on the CPU.
 
-        Places without a target have :data:`~fedclade.core.IGNORED`.
+        Positions without a target have :data:`~fedclade.core.IGNORED`.
         """
 
     @property
@@ -60,7 +61,7 @@ class LocalData(ABC):
     @property
     @abstractmethod
     def stored_inputs(self) -> Tensor:
-        """Training inputs ``[n, ...]`` as they are stored, on the CPU: images of bytes, say."""
+        """Training inputs ``[n, ...]`` as they are stored, on the CPU, such as images in bytes."""
 
     @abstractmethod
     def load_model(self, vector: Tensor) -> nn.Module:
@@ -79,21 +80,21 @@ class LocalStore(ABC):
 
     @abstractmethod
     def get(self, name: str) -> Tensor | None:
-        """Return a tensor as it was before the round of the query; None if there is none."""
+        """Return a tensor as it was before the round of the query; None if it is not stored."""
 
     @abstractmethod
     def keep(self, name: str, tensor: Tensor) -> None:
-        """Store a tensor from the round of the query on."""
+        """Store a tensor, beginning with the round of the query."""
 
 
 class LocalClients(ABC):
-    """The clients whose data is in this process."""
+    """Clients whose data is in this process."""
 
     spec: DataSpec
-    """What the examples of all clients look like."""
+    """Properties of the examples that all clients share."""
 
     federation: Any
-    """Their data, a :class:`~fedclade.Federation`, for queries about all clients at once."""
+    """The clients' data, a :class:`~fedclade.Federation`, for queries about all clients at once."""
 
     @abstractmethod
     def data(self, client: int) -> LocalData:
@@ -101,16 +102,16 @@ class LocalClients(ABC):
 
     @abstractmethod
     def store(self, client: int, query: DataQuery[Any]) -> LocalStore:
-        """Return what a client stores for a query."""
+        """Return the tensors that a client stores for a query."""
 
 
 @dataclass(frozen=True, eq=False)
 class DataQuery(Query[R]):
-    """Query that each client answers by itself, from its data and from what it has stored for it.
+    """Query that each client answers by itself, from its data and the tensors it has stored.
 
-    A subclass declares the following in its class. It may have fields: they travel to the client,
-    by their names. If one of them is ``round``, an int, the reply belongs to that round: it is
-    about the data that clients have then, and clients may store something for later rounds.
+    A subclass declares the following in its class. It may have fields, which are sent to the client
+    by name. If one of them is ``round``, an int, the reply belongs to that round: it is about the
+    clients' data in that round, and clients may store tensors for later rounds.
 
     Attributes
     ----------
@@ -122,7 +123,7 @@ class DataQuery(Query[R]):
         policy allows it to leave a client with secure aggregation. Clients with differential
         privacy refuse all kinds that are not public.
     reveals
-        What a reply reveals, in words, such as "subspaces of their data".
+        Description of what a reply reveals, such as "subspaces of their data".
     stores
         Names of the tensors that a client stores for queries of this class.
     """
@@ -142,35 +143,35 @@ class DataQuery(Query[R]):
 
     @abstractmethod
     def merge(self, parts: Sequence[tuple[Sequence[int], R]]) -> R:
-        """Return the reply to this query, given replies to parts of it.
+        """Merge the replies to parts of this query.
 
         Parameters
         ----------
         parts
-            Of each part, the places of its clients in :attr:`ids`, and the reply.
+            For each part, the positions of its clients in :attr:`ids`, and the reply.
         """
 
     def falsify(self, reply: R, keys: Sequence[int]) -> R:
-        """Return a false reply, which adversaries send that lie about this kind of query.
+        """Return the false reply of adversaries that reply falsely to this kind of query.
 
-        By default it is the honest one.
+        By default it is the honest reply.
 
         Parameters
         ----------
         reply
-            The honest reply, of adversaries alone.
+            The honest reply of the adversaries alone.
         keys
-            Keys of the adversaries, by which random numbers are drawn.
+            Keys of the adversaries, for random draws.
         """
         return reply
 
 
 @dataclass(frozen=True, eq=False)
 class RowQuery(DataQuery[Tensor]):
-    """Query to which each client replies with one row of numbers; the reply is ``[n, *shape]``.
+    """Query to which each client replies with one row of numbers.
 
-    This is the base class of a method's own kind of query. A client that does not reply has a row
-    of zeros, see :func:`has_replied`.
+    The merged reply is ``[n, *shape]``. Methods derive their own kinds of queries from this class.
+    A client that does not reply has a row of zeros, see :func:`has_replied`.
 
     Attributes
     ----------
@@ -182,15 +183,16 @@ class RowQuery(DataQuery[Tensor]):
     reply_name
         Name of the row in a reply over a network; by default that of the kind.
     counts_as
-        Limit of a client's policy by which replies over its whole life are counted: as ``releases``
-        of something like an update, or as ``evaluations``, which reveal a number or a word.
+        Limit of a client's policy that counts the replies over the client's whole life:
+        ``releases``, for replies that are something like an update, or ``evaluations``, for replies
+        that reveal a number or a word.
     needs_min_part
-        Whether clients of a network refuse if they have fewer training examples than ``min-part``
-        of their policy says.
+        Whether clients in a network refuse if they have fewer training examples than ``min-part``
+        of their policy.
 
     Examples
     --------
-    How many examples of each label a client has, as shares:
+    A query for the shares of labels in each client's data:
 
     >>> from dataclasses import dataclass
     >>> import torch
@@ -218,31 +220,37 @@ class RowQuery(DataQuery[Tensor]):
 
     @abstractmethod
     def shape(self, spec: DataSpec) -> tuple[int, ...]:
-        """Return the shape of a row, given what examples look like; ``()`` for a single number.
+        """Return the shape of a row, given the properties of examples; ``()`` for a single number.
 
         Raises
         ------
         ConfigError
-            If clients with such examples cannot answer.
+            If clients with such examples cannot reply.
         """
 
     @abstractmethod
     def answer(self, data: LocalData, store: LocalStore) -> Tensor:
-        """Return the row of one client."""
+        """Compute the row of one client."""
 
     def is_valid(self, row: Tensor) -> bool:
-        """Return whether an honest client could send a row, which came over a network.
+        """Return whether an honest client could have sent a row that was received over a network.
 
-        By default all numbers must be finite. A row that is not valid counts as no reply.
+        By default, all numbers must be finite. A row that is not valid counts as no reply.
         """
         return not row.is_floating_point() or bool(row.isfinite().all())
 
     def amounts(self, spec: DataSpec) -> Mapping[str, int]:
-        """Return the amounts that a client's policy limits, by the name of the limit."""
+        """Return the amounts that a client's policy limits, by the name of the limit.
+
+        By default there are none.
+        """
         return {}
 
     def false_row(self, row: Tensor, key: int) -> Tensor:
-        """Return the false row of an adversary, given its honest row and its key."""
+        """Return an adversary's false row, given its honest row and its key.
+
+        By default it is the honest row.
+        """
         return row
 
     def answer_all(self, clients: LocalClients) -> Tensor:
@@ -261,11 +269,14 @@ class RowQuery(DataQuery[Tensor]):
         return torch.stack(rows) if rows else self.no_rows(clients.spec)
 
     def no_rows(self, spec: DataSpec) -> Tensor:
-        """Return a row of zeros for each client, ``[n, *shape]``: the reply if no client replies."""
+        """Return the reply if no client replies.
+
+        This is a row of zeros for each client, ``[n, *shape]``.
+        """
         return torch.zeros(len(self.ids), *self.shape(spec), dtype=self.dtype)
 
     def merge(self, parts: Sequence[tuple[Sequence[int], Tensor]]) -> Tensor:
-        """Return the rows of all parts, at their places."""
+        """Return the rows of all parts, each at its client's position."""
         first = parts[0][1]
         rows = first.new_empty(len(self.ids), *first.shape[1:])
         for places, some in parts:
@@ -279,16 +290,16 @@ class RowQuery(DataQuery[Tensor]):
 
 
 def has_replied(rows: Tensor) -> Tensor:
-    """Return which clients have replied, bool ``[n]``, given rows ``[n, ...]``.
+    """Find the clients that have replied, bool ``[n]``, given their rows ``[n, ...]``.
 
-    A row of zeros stands for no reply.
+    A row of zeros means that the client has not replied.
     """
     return rows.flatten(1).any(dim=1) if rows.dim() > 1 else rows.bool()
 
 
 @dataclass(frozen=True)
 class FieldTypes:
-    """Fields of a class of queries that travel to a client, in their order."""
+    """Fields of a class of queries that are sent to a client, in their order."""
 
     plain: Mapping[str, type]
     models: tuple[str, ...]
@@ -296,7 +307,7 @@ class FieldTypes:
 
 @lru_cache(maxsize=256)
 def field_types(kind: type[DataQuery[Any]]) -> FieldTypes:
-    """Return which fields of a class of queries travel: plain values, and models ``[S]``.
+    """Return the fields of a class of queries that are sent: plain values, and models ``[S]``.
 
     Raises
     ------
@@ -330,13 +341,13 @@ def field_types(kind: type[DataQuery[Any]]) -> FieldTypes:
     return FieldTypes(plain, tuple(models))
 
 
-@lru_cache(maxsize=256)
 COUNTS = ("releases", "evaluations")
 """Counts of a client's policy that a reply to a row query can add to."""
 
 
+@lru_cache(maxsize=256)
 def check_kind(kind: type[DataQuery[Any]]) -> None:
-    """Check what a class of queries declares.
+    """Check the declarations of a class of queries.
 
     Raises
     ------

@@ -1,4 +1,7 @@
-"""One exception class per broken contract; every message names the value seen and the fix."""
+"""Exceptions of fedclade, one class for each kind of failure, and functions that word messages.
+
+Every message names the value seen and the fix.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,15 @@ class FedcladeError(Exception):
 
 
 class ConfigError(FedcladeError, ValueError):
-    """A setting is unknown, of the wrong type or out of range; one line for each problem."""
+    """Settings that are unknown, of the wrong type or out of range; one line for each problem."""
 
 
 class UntrustedNameError(ConfigError):
-    """A config by somebody else names a ``module:name``, and to import it would run code."""
+    """A config written by others names a ``module:name``, which would run code if imported."""
 
 
 class ArgumentError(ConfigError, TypeError):
-    """A call has an argument that is unknown, is missing, or is given twice; it is a ``TypeError`` too."""
+    """An argument of a call is unknown, missing or given twice; this is a ``TypeError`` too."""
 
 
 class DataError(FedcladeError):
@@ -35,19 +38,22 @@ class ModelError(FedcladeError):
 
 
 class EngineError(FedcladeError):
-    """Local training broke down for a reason that lies in neither the model nor the data."""
+    """Local training failed for a reason that lies neither in the model nor in the data."""
 
 
 class UpdateError(FedcladeError):
-    """A client answered with something that is not a usable update."""
+    """A client's reply is not a usable update."""
 
 
 class PrivacyError(FedcladeError):
-    """An update may not leave a client: its privacy budget is spent, or what it has released is not known."""
+    """An update may not leave a client.
+
+    The client's privacy budget is spent, or its earlier releases are not known.
+    """
 
 
 class PolicyError(FedcladeError):
-    """A query that a client's own policy forbids, or one more than the policy allows."""
+    """A client's own policy forbids a query, or allows no more queries of this kind."""
 
 
 class RunError(FedcladeError):
@@ -55,15 +61,23 @@ class RunError(FedcladeError):
 
 
 class TreeError(FedcladeError, LookupError):
-    """A client or a node is not in the parameter tree, or a level is not on a client's path."""
+    """A client or node is not in the parameter tree, or a client's path has no such level."""
 
 
 class CheckpointError(RunError):
-    """A checkpoint cannot be written, or there is none that a run can go on from."""
+    """A checkpoint cannot be written, or a run has no checkpoint from which it can continue."""
 
 
 class RunInterrupted(FedcladeError):  # noqa: N818 -- nothing went wrong
-    """A run stopped on request; ``happened`` says when, ``then`` what can be done now."""
+    """A run stopped on request.
+
+    Parameters
+    ----------
+    happened
+        Description of when it stopped.
+    then
+        Description of what the user can do now.
+    """
 
     def __init__(self, happened: str, then: str) -> None:
         super().__init__(f"{happened}; {then}")
@@ -71,14 +85,21 @@ class RunInterrupted(FedcladeError):  # noqa: N818 -- nothing went wrong
 
 
 class FolderInUseError(RunError):
-    """Another process, or another run of this one, is writing to a run folder."""
+    """Another process, or another run in this process, is writing to a run folder."""
 
 
 class MissingExtraError(FedcladeError, ImportError):
     """An optional dependency is not installed.
 
-    ``extra`` is the extra of fedclade that installs the package; None for a package that is
-    installed by its own name.
+    Parameters
+    ----------
+    package
+        The missing package.
+    extra
+        The extra of fedclade that installs it; None for a package that is installed by its own
+        name.
+    purpose
+        The feature that needs the package, as the beginning of the message.
     """
 
     def __init__(self, package: str, extra: str | None, purpose: str) -> None:
@@ -89,7 +110,13 @@ class MissingExtraError(FedcladeError, ImportError):
 
 
 def import_extra(module: str, package: str, extra: str, purpose: str) -> ModuleType:
-    """Import a module of an optional package; without it, name the extra of fedclade that installs the package."""
+    """Import a module of an optional package.
+
+    Raises
+    ------
+    MissingExtraError
+        If the package is not installed; names the extra of fedclade that installs it.
+    """
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -97,7 +124,18 @@ def import_extra(module: str, package: str, extra: str, purpose: str) -> ModuleT
 
 
 def require(*checks: tuple[str, Any, bool, str]) -> None:
-    """Check settings ``(name, value, holds, rule)``; report every one that does not hold in a single ConfigError."""
+    """Check settings, and report all that violate their rule in one error.
+
+    Parameters
+    ----------
+    checks
+        Tuples ``(name, value, holds, rule)``, where ``holds`` is whether the value obeys the rule.
+
+    Raises
+    ------
+    ConfigError
+        If some settings violate their rule; one line for each.
+    """
     problems = [
         f"{name} should be {rule}, got {shown(value)}"
         for name, value, holds, rule in checks
@@ -108,7 +146,7 @@ def require(*checks: tuple[str, Any, bool, str]) -> None:
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> str:
-    """Say that a name is unknown, and suggest the nearest known one.
+    """Return the message that a name is unknown, with the nearest known name.
 
     >>> unknown("algorithm", "clf", ["cfl", "fedavg"])
     "unknown algorithm 'clf'; did you mean 'cfl'? (known: cfl, fedavg)"
@@ -119,7 +157,7 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> str:
 
 
 def nearest(name: object, known: Sequence[str]) -> str:
-    """Return the question whether the nearest known name was meant, or nothing where none is near."""
+    """Return the end of a message that suggests the nearest known name; "" if none is near."""
     near = (
         difflib.get_close_matches(name[:_LONGEST_SHOWN], known, n=1, cutoff=0.5)
         if isinstance(name, str)
@@ -129,19 +167,19 @@ def nearest(name: object, known: Sequence[str]) -> str:
 
 
 def shown(value: object) -> str:
-    """Return a value for a message: its ``repr``, shortened in the middle, however long or nested it is.
+    """Return the ``repr`` of a value for a message, shortened in the middle if it is long.
 
     >>> shown([1, "two"])
     "[1, 'two']"
     """
     try:
         return _SHORT.repr(value)
-    except ValueError:  # Python writes no whole number of more than 4,300 digits
+    except ValueError:  # Python refuses to print whole numbers of more than 4,300 digits
         return "a number of more than 4,300 digits"
 
 
 _LONGEST_SHOWN = 200
-"""Characters of a string or a number in a message."""
+"""Largest number of characters of a string or number in a message."""
 
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = _LONGEST_SHOWN

@@ -1,4 +1,4 @@
-"""How clients fare with their models: the reply to a query for scores."""
+"""Evaluation of models by clients on their own data: the reply to an evaluation query."""
 
 from __future__ import annotations
 
@@ -12,32 +12,33 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """How n clients fare on one split of their own data.
+    """Scores of n clients' models on one split of their own data.
 
     Parameters
     ----------
     ids
         The clients, ``[n]``.
     scores
-        By each of the task's metrics, of which the first counts, float64 ``[n, M]``. NaN where a
-        client has no score, as its data leaves the metric undefined.
+        One column for each of the task's M metrics, float64 ``[n, M]``. The first metric is the
+        main one. NaN if a client's data leaves a metric undefined.
     losses
         Mean loss, float64 ``[n]``; cross-entropy is in nats.
     examples
         Number of targets, int64 ``[n]``.
     left_out
-        Why each client that was queried, and is not among ``ids``, is left out.
+        Reason for each queried client that is not among ``ids``.
     higher_is_better
-        The direction of the score that counts.
+        Whether higher values of the main metric are better.
     wins
-        Where each client compares its models: of how many of its examples each has the least loss,
-        of equals the first that it was asked about; int64 ``[n]``. Where each client chooses one of
-        its models: 1 for that, 0 for others.
+        Set if each client compares several models, which then have one row each, int64 ``[n]``: the
+        number of the client's examples for which this model has the lowest loss. Among equal losses
+        the model that comes first in the query counts. If each client chooses one of its models: 1
+        for the chosen model, 0 for the others.
     without_loss
-        The clients that tell a score alone: their loss is NaN, and they count as one example each.
+        Clients that send a score only: their loss is NaN, and they count as one example each.
     byzantine
-        Share of the clients whose statements may be false; the server sets it where clients may
-        lie.
+        Share of the clients whose replies may be false; set by the server if clients may be
+        malicious.
     """
 
     ids: tuple[int, ...]
@@ -52,18 +53,21 @@ class Evaluation:
 
     @property
     def known_losses(self) -> Tensor:
-        """The losses of the clients that tell them, ``[m]``."""
+        """Losses of the m clients that send them, ``[m]``."""
         told = [place for place, client in enumerate(self.ids) if client not in self.without_loss]
         return self.losses[told]
 
     @property
     def merit(self) -> Tensor:
-        """The score that counts, with a sign so that more is better, ``[n]``; NaN where a client has none."""
+        """Main score, negated if lower is better, so that higher is better, ``[n]``.
+
+        NaN for clients without a score.
+        """
         return self.scores[:, 0] if self.higher_is_better else -self.scores[:, 0]
 
     @classmethod
     def concat(cls, parts: Sequence[Evaluation]) -> Evaluation:
-        """Return the scores of all parts, at least one, behind each other."""
+        """Concatenate at least one evaluation."""
         if len(parts) == 1:
             return parts[0]
         columns = {f.name: [getattr(part, f.name) for part in parts] for f in fields(cls)}

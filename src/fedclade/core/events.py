@@ -1,4 +1,4 @@
-"""What can happen in a round, as the log of a run keeps it: one class for each kind of event."""
+"""Events of a run, as written to its log: one class for each kind of event."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any, ClassVar, cast
 
 @dataclass(frozen=True)
 class Event:
-    """Something worth reporting that happened to a cluster, ``node``, in a round; node 0 stands for the whole run.
+    """Event that happened to a cluster in a round.
 
-    Subclasses are frozen dataclasses with a ``kind`` and with fields of numbers, texts, tuples and
-    mappings, which become the columns of the event's row in ``events.jsonl``.
+    ``node`` is the cluster; node 0 also stands for the whole run. Subclasses are frozen dataclasses
+    with a ``kind`` and with fields of numbers, texts, tuples and mappings, which become the columns
+    of the event's row in ``events.jsonl``.
     """
 
     kind: ClassVar[str]
@@ -20,7 +21,10 @@ class Event:
     node: int
 
     def to_row(self, number: int) -> dict[str, Any]:
-        """Return the event of a round as a row. A field whose default is None is left out while it is None."""
+        """Return the event as a row of the log, given the number of its round.
+
+        A field whose default is None is left out if its value is None.
+        """
         values = {each.name: _in_json(getattr(self, each.name)) for each in fields(self)}
         missing = [
             each.name for each in fields(self) if each.default is None and values[each.name] is None
@@ -45,10 +49,10 @@ def _in_json(value: Any) -> Any:
 
 
 Clusters = tuple[tuple[int, ...], ...]
-"""Members of some clusters."""
+"""Members of each of several clusters."""
 
 
-# Clients that come and go
+# Clients that join and leave
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ class _OfClients(Event):
 
 @dataclass(frozen=True)
 class Joined(_OfClients):
-    """Clients joined a cluster; at node 0 besides: they joined the run."""
+    """Clients joined a cluster; at node 0 this also means that they joined the run."""
 
     kind = "joined"
 
@@ -86,14 +90,14 @@ class Reconnected(_OfClients):
 
 @dataclass(frozen=True)
 class DataChanged(_OfClients):
-    """Clients hold other data from this round on, or see it differently."""
+    """From this round on clients have different data, or their data is transformed differently."""
 
     kind = "data_changed"
 
 
 @dataclass(frozen=True)
 class Refused(Event):
-    """Nodes of the network were not let in: why, by node."""
+    """Network nodes that the server refused, each with the reason."""
 
     kind = "refused"
 
@@ -102,19 +106,22 @@ class Refused(Event):
 
 @dataclass(frozen=True)
 class Waiting(Event):
-    """Nodes of the network wait for a later round, since as many newcomers as are allowed have joined lately."""
+    """Network nodes must wait for a later round.
+
+    The largest allowed number of newcomers has joined recently.
+    """
 
     kind = "waiting"
 
     nodes: tuple[int, ...]
 
 
-# Clients that do not answer
+# Clients that do not reply
 
 
 @dataclass(frozen=True)
 class Retried(Event):
-    """A query was put once more to so many clients, of which so many answered."""
+    """A query was repeated to ``clients`` clients, of which ``answered`` replied."""
 
     kind = "retried"
 
@@ -125,7 +132,7 @@ class Retried(Event):
 
 @dataclass(frozen=True)
 class LeftOut(Event):
-    """Clients are not among the answers to a query: why, by client."""
+    """Clients that are missing from the replies to a query, each with the reason."""
 
     kind = "left_out"
 
@@ -135,7 +142,7 @@ class LeftOut(Event):
 
 @dataclass(frozen=True)
 class Limited(Event):
-    """Updates of clients were shortened, or weigh less than they say: how, by client."""
+    """Clients whose updates were shortened, or weigh less than claimed, each with a description."""
 
     kind = "limited"
 
@@ -154,7 +161,7 @@ class _OfSum(Event):
 
 @dataclass(frozen=True)
 class SumRejected(_OfSum):
-    """A sum over these clients cannot come from clients that keep to the protocol, so it is not used."""
+    """A sum over these clients was not used, since honest clients cannot have produced it."""
 
     kind = "sum_rejected"
 
@@ -163,7 +170,7 @@ class SumRejected(_OfSum):
 
 @dataclass(frozen=True)
 class SumClipped(_OfSum):
-    """So many of the updates in a sum over these clients were longer than ``norm``, and were shortened to it."""
+    """In a sum over these clients, ``clipped`` updates were shortened to ``norm``."""
 
     kind = "sum_clipped"
 
@@ -173,7 +180,10 @@ class SumClipped(_OfSum):
 
 @dataclass(frozen=True)
 class SumUnguarded(_OfSum):
-    """One of these clients alone can turn the mean of its cluster to any direction: there are too few sums."""
+    """A single one of these clients can turn its cluster's mean in any direction.
+
+    There are too few sums to prevent this.
+    """
 
     kind = "sum_unguarded"
 
@@ -183,7 +193,7 @@ class SumUnguarded(_OfSum):
 
 @dataclass(frozen=True)
 class TooFew(Event):
-    """Fewer clients of a cluster answered than ``min_clients``, so it keeps its model."""
+    """Fewer clients of a cluster replied than ``min_clients``, so its model does not change."""
 
     kind = "too_few"
 
@@ -192,7 +202,7 @@ class TooFew(Event):
 
 @dataclass(frozen=True)
 class Postponed(Event):
-    """Too few clients answered to be clustered, so it is left to the next time."""
+    """Too few clients replied for a clustering, which is postponed to the next occasion."""
 
     kind = "postponed"
 
@@ -202,10 +212,10 @@ class Postponed(Event):
 
 @dataclass(frozen=True)
 class Buffered(Event):
-    """A buffer of so many clients' updates was applied to a cluster, whose model has this version since.
+    """A buffer with the updates of ``clients`` clients was applied to a cluster.
 
-    Staleness counts the versions that a client's model was behind; seconds are those of the
-    cluster's virtual clock.
+    ``version`` is the version of the cluster's model afterwards. Staleness counts the versions by
+    which a client's model was behind. Seconds are those of the cluster's virtual clock.
     """
 
     kind = "buffered"
@@ -219,10 +229,10 @@ class Buffered(Event):
 
 @dataclass(frozen=True)
 class SetApart(_OfClients):
-    """Clients that are far from all others, by what they report of their data, became a cluster of their own.
+    """Clients whose reports about their data are far from all others became a cluster.
 
-    ``distance`` is theirs from the others, and ``usual`` the distance that these have from those in
-    other clusters.
+    ``distance`` is their distance from the other clients, and ``usual`` the distance of those from
+    clients in other clusters.
     """
 
     kind = "set_apart"
@@ -243,7 +253,7 @@ class Empty(Event):
 
 @dataclass(frozen=True)
 class Merged(Event):
-    """Clusters were merged into this one."""
+    """Clusters were merged into this cluster."""
 
     kind = "merged"
 
@@ -263,7 +273,10 @@ class _Bipartition(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterSplit(_Bipartition):
-    """A cluster was split; criteria are missing where they were not computed, or did not decide."""
+    """A cluster was split.
+
+    A criterion is missing if it was not computed or did not influence the decision.
+    """
 
     kind = "split"
 
@@ -272,7 +285,7 @@ class ClusterSplit(_Bipartition):
 
 @dataclass(frozen=True, kw_only=True)
 class Rejected(_Bipartition):
-    """A cluster was to be split, and was not."""
+    """A proposed split of a cluster was rejected."""
 
     kind = "rejected"
 
@@ -281,7 +294,7 @@ class Rejected(_Bipartition):
 
 @dataclass(frozen=True)
 class Stationary(Event):
-    """All clusters, so many, are near a stationary point, and the run ends."""
+    """All clusters are near a stationary point, so the run ends; ``clusters`` is their number."""
 
     kind = "stationary"
 
@@ -290,11 +303,11 @@ class Stationary(Event):
 
 @dataclass(frozen=True)
 class GroupFounded(Event):
-    """A group was founded by clients that pre-trained (FedGroup Algorithm 4).
+    """A group was founded by clients that had pre-trained (FedGroup Algorithm 4).
 
-    ``cm`` is the mean of their ternary similarities, one number for each base direction (g_j.cm,
-    line 6), and ``sum_of_squares`` adds up the squared distances of these from it: what the group
-    adds to the sum of squares within clusters.
+    ``cm`` is the mean of their ternary similarities, with one number for each base direction
+    (g_j.cm, line 6). ``sum_of_squares`` is the sum of the squared distances of the similarities
+    from ``cm``: the group's contribution to the sum of squares within clusters.
     """
 
     kind = "group_founded"
@@ -306,7 +319,7 @@ class GroupFounded(Event):
 
 @dataclass(frozen=True)
 class Restart(Event):
-    """One set of initial models was chosen by the mean training loss of each."""
+    """One of several sets of initial models was chosen, by the mean training loss of each set."""
 
     kind = "restart"
 
@@ -316,15 +329,15 @@ class Restart(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Clustered(Event):
-    """Clients were clustered by agglomeration; all that a dendrogram needs.
+    """Clients were clustered by agglomeration; the fields are sufficient to draw a dendrogram.
 
-    Where only a sample was, ``clients`` and ``merges`` are those of the sample, and ``sizes`` count
-    all clients.
+    If only a sample of the clients was clustered, ``clients`` and ``merges`` describe the sample,
+    and ``sizes`` count all clients.
 
     Raises
     ------
     ValueError
-        If a merge does not join two earlier clusters, numbered as in SciPy, until there is one.
+        If the merges do not join earlier clusters, numbered as in SciPy, until one is left.
     """
 
     kind = "clustered"
@@ -355,7 +368,10 @@ class Clustered(Event):
 
 @dataclass(frozen=True)
 class Check(Event):
-    """What replicated clustering found of a node's clients (0: all), and how sure it is: the base of three events."""
+    """Result of replicated clustering among a node's clients (node 0: all clients).
+
+    This is the base class of three events. The figures state how certain the result is.
+    """
 
     p_value: float
     gain: float
@@ -367,31 +383,34 @@ class Check(Event):
 
 @dataclass(frozen=True)
 class Tested(Check):
-    """A test found these clusters: of rcfl in its first rounds, or of CFL. What is made of them, other events say."""
+    """A test of rcfl in its first rounds, or of CFL, found these clusters.
+
+    Other events report what the algorithm did with them.
+    """
 
     kind = "tested"
 
 
 @dataclass(frozen=True)
 class Checked(Check):
-    """Replicated clustering found the clusters that there are."""
+    """Replicated clustering confirmed the current clusters."""
 
     kind = "checked"
 
 
 @dataclass(frozen=True)
 class Regrouped(Check):
-    """Replicated clustering found other clusters in a node, and the run goes on with them."""
+    """Replicated clustering found other clusters in a node, and the run continues with them."""
 
     kind = "regrouped"
 
 
-# What a run's log says of privacy: what was released, and of what nothing is said.
+# Privacy: releases of information, and information that the log withholds.
 
 
 @dataclass(frozen=True)
 class Released(Event):
-    """How many updates private clients sent in the round, by client."""
+    """Number of updates that each private client sent in the round."""
 
     kind = "released"
 
@@ -400,7 +419,10 @@ class Released(Event):
 
 @dataclass(frozen=True)
 class Stepped(Event):
-    """How many noisy steps clients took in the round that sample each example at this rate, by client."""
+    """Number of noisy steps of each client in the round.
+
+    In a step, each example is sampled with probability ``rate``.
+    """
 
     kind = "stepped"
 
@@ -410,10 +432,11 @@ class Stepped(Event):
 
 @dataclass(frozen=True)
 class PrivateRelease(Event):
-    """What the server was given by noise on sums, or by choices: at most once by each client.
+    """Release of a noisy sum or of private choices to the server, at most once by each client.
 
-    Of a sum: the noise multiplier, for clients that count once and lie up to two units apart, and
-    the rate at which each client was sampled. Of a choice: its ε, and among how many it was.
+    For a sum, it reports the noise multiplier, for clients that are counted once and whose
+    contributions are up to two units apart, and the rate at which each client was sampled. For a
+    choice, it reports its ε and the number of options.
     """
 
     kind = "private_release"
@@ -427,7 +450,10 @@ class PrivateRelease(Event):
 
 @dataclass(frozen=True)
 class Withheld(Event):
-    """So many clusters had fewer members than ``least``, and were merged into others: nothing is said of them."""
+    """Clusters with fewer members than ``least`` were merged into others, so as not to be reported.
+
+    ``clusters`` is their number.
+    """
 
     kind = "withheld"
 

@@ -1,4 +1,4 @@
-"""Files that appear whole: a crash leaves what was there before or what was to be, and nothing in between."""
+"""Atomic writing of files: after a crash, a file is either the old or the complete new one."""
 
 from __future__ import annotations
 
@@ -17,19 +17,30 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 OWNER_ONLY = 0o600
-"""Mode of files with models, which reveal something of their training data, and of a client's own records."""
+"""Mode of files that only their owner may read.
+
+These are files with models, which reveal something of their training data, and a client's records.
+"""
 
 LONGEST_NAME = 255
 LONGEST_PATH = 4095
-"""Bytes of a file's name, and of a path, that common file systems take."""
+"""Largest lengths, in bytes, of a file's name and of a path on common file systems."""
 
 
 def appear(target: Path, write: Callable[[Path], object], *, private: bool = False) -> None:
-    """Let a file or a folder appear whole, in place of what may be there; its folder must exist.
+    """Write a file or folder atomically, replacing an existing one; its parent folder must exist.
 
-    ``write`` writes it under another name beside ``target``; it is brought to the disk and renamed.
-    Only where a folder replaces a folder is there a moment with neither. From its first byte only
-    the owner may read a ``private`` file.
+    ``write`` is called with a temporary path next to ``target``. The result is flushed to the disk
+    and then renamed. Only if a folder replaces a folder is there a moment without either.
+
+    Parameters
+    ----------
+    target
+        The final path.
+    write
+        Writes the file or folder to the path that it is given.
+    private
+        Whether only the owner may read the file, from its first byte on.
     """
     beside = target.with_name(f".{target.name}.writing")
     remove(beside)
@@ -38,7 +49,7 @@ def appear(target: Path, write: Callable[[Path], object], *, private: bool = Fal
             beside.touch(mode=OWNER_ONLY, exist_ok=False)
         write(beside)
         if private:
-            beside.chmod(OWNER_ONLY)  # what wrote it may have put another file in its place
+            beside.chmod(OWNER_ONLY)  # write() may have replaced the file by another one
         bring_to_disk(beside)
         take_place(beside, target)
     finally:
@@ -47,14 +58,14 @@ def appear(target: Path, write: Callable[[Path], object], *, private: bool = Fal
 
 @contextmanager
 def alone(path: Path) -> Generator[None]:
-    """Keep others from it while a client's record is read and written: two processes may serve one client."""
+    """Lock a client's record while it is read and written, as two processes may run one client."""
     with FileLock(path.with_name(f".{path.name}.lock"), mode=OWNER_ONLY):
         yield
 
 
 @contextmanager
 def owner_only() -> Generator[None]:
-    """Let only the owner read the files and enter the folders that are made meanwhile."""
+    """Restrict files and folders that are created inside the block to their owner."""
     before = os.umask(0o077)
     try:
         yield
@@ -63,15 +74,15 @@ def owner_only() -> Generator[None]:
 
 
 def take_place(source: Path, target: Path) -> None:
-    """Rename a file or a folder that lies beside, in place of what may be there."""
-    if target.is_dir():  # which a rename would not replace
+    """Rename a file or folder to a target in the same parent folder, replacing an existing one."""
+    if target.is_dir():  # a rename does not replace a folder
         remove(target)
     source.replace(target)
-    _sync(target.parent)
+    _sync(target.parent)  # the new name is an entry of the folder
 
 
 def bring_to_disk(path: Path) -> None:
-    """Wait until a file, or a folder with all that it holds, is on the disk."""
+    """Wait until a file, or a folder with all its contents, has been written to the disk."""
     if path.is_dir():
         for each in path.iterdir():
             bring_to_disk(each)
@@ -79,14 +90,14 @@ def bring_to_disk(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, and those that it lies in, if they are not there."""
+    """Create a folder and its parents, if they do not exist."""
     if not path.is_dir():
         path.mkdir(parents=True, exist_ok=True)
         _sync(path.parent)
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder with all that it holds, if it is there."""
+    """Remove a file, or a folder with all its contents, if it exists."""
     if path.is_dir():
         shutil.rmtree(path)
     else:
@@ -94,7 +105,7 @@ def remove(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file; one that is there is replaced in one go."""
+    """Write a text file atomically, replacing an existing one."""
     appear(path, lambda beside: beside.write_text(text, encoding="utf-8"))
 
 
@@ -105,9 +116,25 @@ def write_tensors(
     *,
     private: bool = False,
 ) -> None:
-    """Write tensors that share no memory as a new safetensors file, which only its owner may read if ``private``.
+    """Write tensors as a new safetensors file.
 
-    The same tensors and ``header`` give the same bytes.
+    The same tensors and header result in the same bytes.
+
+    Parameters
+    ----------
+    path
+        The file.
+    tensors
+        Tensors by name; they must not share memory.
+    header
+        Metadata to store in the file.
+    private
+        Whether only the owner may read the file.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be written.
     """
     path.touch(OWNER_ONLY if private else 0o666)
     mode = stat.S_IMODE(path.stat().st_mode)
@@ -115,30 +142,33 @@ def write_tensors(
         save_file(dict(tensors), path, None if header is None else dict(header))
     except SafetensorError as error:
         raise OSError(str(error)) from error
-    path.chmod(mode)  # which safetensors makes private
+    path.chmod(mode)  # safetensors makes every file private
     if header is not None and len(header) > 1:
         _sort_header(path)
 
 
 def _sort_header(path: Path) -> None:
-    """Put the metadata in a safetensors file in order: safetensors writes it in the order of a randomized hash map.
+    """Sort the metadata in a safetensors file, so that equal contents give equal bytes.
 
-    The offsets of tensors count from the end of the header, so the header must keep its length. It
-    does: only the order of its entries changes.
+    Safetensors writes the metadata in the order of a randomized hash map. The offsets of tensors
+    count from the end of the header, so the header must keep its length; it does, since only the
+    order of its entries changes.
     """
     with path.open("r+b") as file:
         length = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(length))
         header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
         text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-        text = text.ljust(length)  # a header may end in spaces, and does
+        text = text.ljust(length)  # safetensors pads headers with spaces, too
         if len(text) == length:
             file.seek(8)
             file.write(text)
 
 
 def path_problem(path: object) -> str:
-    """Return why no file can have a path, in words; nothing if one can, or if the value is not a path.
+    """Return the reason why no file can have a path, in words; "" if one can.
+
+    Values that are not paths also result in "".
 
     >>> path_problem("runs/" + 300 * "x")
     'a name in it has 300 bytes, and file systems take at most 255'
@@ -160,7 +190,7 @@ def path_problem(path: object) -> str:
 
 
 def name_problem(name: str) -> str:
-    """Return why a text cannot be the name of one folder, in words; nothing if it can.
+    """Return the reason why a text cannot be the name of a folder, in words; "" if it can.
 
     >>> name_problem("../x")
     "it has a '/', which would make it a path"
@@ -183,7 +213,7 @@ def sha256_of(path: Path) -> str:
 
 
 def _sync(path: Path) -> None:
-    if path.is_dir() and os.name == "nt":  # where folders cannot be opened
+    if path.is_dir() and os.name == "nt":  # Windows cannot open folders
         return
     opened = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:

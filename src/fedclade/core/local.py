@@ -1,4 +1,4 @@
-"""Local training of a client in a round: epochs, or steps, of an optimizer at a step size."""
+"""Local training of a client in one round: a number of epochs or steps of an optimizer."""
 
 from __future__ import annotations
 
@@ -16,30 +16,38 @@ from fedclade.core.arguments import check_arguments, checked
 from fedclade.core.errors import ConfigError, require, shown, unknown
 from fedclade.core.plugins import imported
 
-# Optimizers by name: those of ``torch.optim``, a user's own by ``module:name``, and the options
-# that each takes.
+# Optimizers by name (of ``torch.optim``, or a user's own as ``module:name``) and their options.
 
 OF_TORCH: Mapping[str, type[Optimizer]] = {
     name.lower(): kind
     for name, kind in vars(torch.optim).items()
     if inspect.isclass(kind) and issubclass(kind, Optimizer) and kind is not Optimizer
 }
-"""The classes of ``torch.optim`` by name, in small letters."""
+"""The classes of ``torch.optim`` by name, in lower case."""
 
 OF_LOCAL_TRAINING: Mapping[str, float] = {"lr": 0.1, "momentum": 0.0, "weight_decay": 0.0}
-"""Arguments that local training gives, with what SGD takes where they are left out."""
+"""Optimizer arguments that are settings of local training itself, with their defaults for SGD."""
 
 NO_OPTIONS = ("params", "capturable", "differentiable", *OF_LOCAL_TRAINING)
-"""Arguments that are no options: engines know which parameters there are, and how steps are recorded."""
+"""Optimizer arguments that are not options.
+
+The engines set them (parameters, and how steps are recorded), or local training has settings of its
+own for them.
+"""
 
 
 def optimizer_class(name: str) -> type[Optimizer]:
-    """Return the class of a name.
+    """Return the optimizer class that a name stands for.
+
+    Parameters
+    ----------
+    name
+        A class of ``torch.optim`` in any case, or ``module:name``.
 
     Raises
     ------
     ConfigError
-        If there is none, or it needs more than one gradient for a step.
+        If there is no such optimizer, or it needs more than one gradient for a step.
     """
     kind = OF_TORCH.get(name.lower())
     if kind is None and ":" in name:
@@ -59,7 +67,13 @@ def optimizer_class(name: str) -> type[Optimizer]:
 
 
 def optimizer_name(kind: type[Any]) -> str:
-    """Return the name by which a class is noted; a ConfigError if it has none."""
+    """Return the name by which a config notes an optimizer class.
+
+    Raises
+    ------
+    ConfigError
+        If the class is defined in a function, so that it cannot be imported by a name.
+    """
     name = next(
         (name for name, known in OF_TORCH.items() if known is kind),
         f"{kind.__module__}:{kind.__qualname__}",
@@ -72,8 +86,12 @@ def optimizer_name(kind: type[Any]) -> str:
 
 
 def own_defaults(kind: type[Optimizer]) -> dict[str, float]:
-    """Return which of :data:`OF_LOCAL_TRAINING` an optimizer has, with what it takes where they are left out."""
-    if kind is torch.optim.SGD:  # torch's step size for it is one that nobody wants
+    """Return the arguments in :data:`OF_LOCAL_TRAINING` that an optimizer has, with defaults.
+
+    The defaults are the optimizer's own, or those of :data:`OF_LOCAL_TRAINING` for SGD and for
+    arguments without a default.
+    """
+    if kind is torch.optim.SGD:  # torch's default step size for SGD is of no practical use
         return {**OF_LOCAL_TRAINING}
     parameters = inspect.signature(kind).parameters
     own = {name: parameters[name].default for name in OF_LOCAL_TRAINING if name in parameters}
@@ -86,13 +104,22 @@ def own_defaults(kind: type[Optimizer]) -> dict[str, float]:
 def checked_options(
     kind: type[Optimizer], arguments: Mapping[str, float], options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the options of an optimizer in the types that it says, given its other arguments.
+    """Return the options of an optimizer, converted to the types that it declares.
+
+    Parameters
+    ----------
+    kind
+        The optimizer.
+    arguments
+        Its arguments that local training sets, see :data:`OF_LOCAL_TRAINING`.
+    options
+        All other arguments, as the user set them.
 
     Raises
     ------
     ConfigError
-        If one is unknown, of the wrong type or out of range; or if one belongs to local training
-        itself.
+        If an option is unknown, of the wrong type or out of range, or if it is a setting of local
+        training itself.
     """
     name = kind.__name__
     if own := [option for option in options if option in OF_LOCAL_TRAINING]:
@@ -101,7 +128,7 @@ def checked_options(
                 f"local.options should not have {each}, give it as local.{each}" for each in own
             )
         )
-    if kind is torch.optim.SGD and not options:  # whose arguments are in range
+    if kind is torch.optim.SGD and not options:  # its arguments are checked already
         return {}
     tuples = {
         key: tuple(value) if isinstance(value, list) else value for key, value in options.items()
@@ -111,7 +138,7 @@ def checked_options(
         parameter = nn.Parameter(torch.zeros(1, 1))
         parameter.grad = torch.zeros(1, 1)
         kind([parameter], **arguments, **fitted).step()
-    except Exception as error:  # whatever torch, or the user's own class, finds wrong
+    except Exception as error:  # an optimizer, which may be the user's, can raise anything
         first_line = str(error).partition("\n")[0]
         raise ConfigError(
             f"optimizer {name} with local.options {shown(dict(options))} takes no step: "
@@ -123,67 +150,71 @@ def checked_options(
 PRECISIONS = ("float32", "bfloat16")
 
 SMALLEST_BATCH = 4
-"""Examples of a step on a part of a client's data, where a step on all of it has more: of fewer it is mostly noise."""
+"""Smallest batch, in examples, to which batches are reduced for parts of a client's data.
+
+A step on fewer examples is mostly noise.
+"""
 
 LARGEST = 3.4e38
-"""Largest step size or weight of a penalty: float32 holds no larger number."""
+"""Largest step size or weight of a penalty: float32 has no larger number."""
 
 
 @checked()
 @dataclass(frozen=True, kw_only=True)
 class LocalTraining:
-    """Local training: by default plain SGD, the SGD_n of eq. 1 of the CFL paper.
+    """Settings of local training: by default plain SGD, the SGD_n of eq. 1 of the CFL paper.
 
     Parameters
     ----------
     epochs
-        Passes over the client's training data; n in CFL, E in FedAvg. 1 if neither these nor steps
-        are given.
+        Passes over the client's training data; n in CFL, E in FedAvg. By default 1, unless
+        ``steps`` is set.
     batch_size
         Examples per step; the last batch of an epoch may be smaller. B in FedAvg.
     smallest_batch
-        Examples that the last batch of an epoch must have, at most ``batch_size``; fewer are joined
-        to the batch before. By default 1; a run takes 2 for a model that cannot train on one
-        example, such as one with BatchNorm.
+        Examples that the last batch of an epoch must have, at most ``batch_size``; a smaller rest
+        is joined to the batch before. By default 1; a run uses 2 for a model that cannot train on
+        one example, such as one with BatchNorm.
     lr
-        Step size η in round 1. By default 0.1 with SGD, and with others what they take themselves.
+        Step size η in round 1. By default 0.1 with SGD, and the optimizer's own default with
+        others.
     momentum
-        In [0, 1), of optimizers that have one. It starts at zero in every round, unless
-        ``keep_state``.
+        In [0, 1), for optimizers that have momentum. It starts at zero in every round, unless
+        ``keep_state`` is set.
     weight_decay
-        At least 0, in the optimizer's own way: an L2 penalty with SGD. By default the optimizer's
-        own, which is 0.01 with AdamW, 0.1 with Muon, and 0 with others.
+        At least 0, applied in the optimizer's own way: an L2 penalty with SGD. By default the
+        optimizer's own value, which is 0.01 with AdamW, 0.1 with Muon, and 0 with others.
     lr_decay
-        The step size is multiplied by this after every round, in (0, 1].
+        Factor by which the step size is multiplied after every round, in (0, 1].
     mu
-        Weight μ of the proximal term μ/2·‖θ − θ_anchor‖²; 0 leaves it out. The anchor is the model
-        that the client starts from (FedProx), unless the algorithm names another (Ditto, whose λ
-        this is).
+        Weight μ of the proximal term μ/2·‖θ − θ_anchor‖²; 0 leaves the term out. The anchor is the
+        model that the client starts from (FedProx), unless the algorithm names another one (Ditto,
+        whose λ this is).
     clip_norm
-        Largest L2 norm of the gradient of a step: that of the mean loss over the batch and of the
-        proximal term, before the optimizer sees it. A longer one is scaled down to it, as
-        ``torch.nn.utils.clip_grad_norm_`` does; None leaves gradients as they are.
+        Largest L2 norm of the gradient of a step: the gradient of the mean loss over the batch and
+        of the proximal term, before the optimizer uses it. A longer gradient is scaled down to this
+        norm, as by ``torch.nn.utils.clip_grad_norm_``; None leaves gradients unchanged.
     steps
-        Steps in place of epochs, the same number for every client: where an epoch ends before,
-        another begins.
+        Number of steps, used in place of epochs and the same for every client: if an epoch ends
+        earlier, another one begins.
     optimizer
-        A class of ``torch.optim``, or its name in any case; or a user's own class, or
+        A class of ``torch.optim`` or its name in any case; or a user's own class, or
         ``module:name``.
     options
-        What else the optimizer takes, such as ``{"betas": (0.9, 0.99)}`` of Adam.
+        Further arguments of the optimizer, such as ``{"betas": (0.9, 0.99)}`` of Adam.
     precision
-        Of the forward pass, by ``torch.autocast``: float32 or bfloat16. Parameters and gradients
-        stay as they are.
+        Precision of the forward pass, by ``torch.autocast``: float32 or bfloat16. Parameters and
+        gradients keep their type.
     keep_state
-        Whether a client keeps the state of its optimizer from round to round, rather than starting
-        with a new one.
+        Whether a client stores the state of its optimizer from round to round, rather than starting
+        with a new state.
     reshuffle
         Whether a client puts its examples in a new random order before every epoch. If false, it
-        splits them into batches once per round, and all epochs of the round pass through the same
-        batches (FL+HC Algorithm 1, lines 27 to 32; FedGroup Algorithm 1, lines 11 to 13). Each
-        training is split by itself: the epochs of FedRep's head and those of its representation
-        pass through different batches, and so do the pre-training of FedGroup and the epochs that
-        remain. DP-SGD draws every batch independently, whatever the value.
+        splits them into batches once per round, and all epochs of the round use the same batches
+        (FL+HC Algorithm 1, lines 27 to 32; FedGroup Algorithm 1, lines 11 to 13). Each training is
+        split separately: the epochs of FedRep's head and the epochs of its representation use
+        different batches, and so do the pre-training of FedGroup and the epochs that remain. DP-SGD
+        draws every batch independently, whatever the value.
 
     Raises
     ------
@@ -260,6 +291,7 @@ class LocalTraining:
         )
         options = checked_options(kind, {key: arguments[key] for key in own}, self.options)
         name = name if ":" in name else name.lower()
+        # Store the defaults that were filled in; the dataclass is frozen.
         for key, value in {
             **arguments,
             "epochs": epochs,
@@ -269,12 +301,17 @@ class LocalTraining:
             object.__setattr__(self, key, value)
 
     def with_smallest_batch(self, examples: int) -> LocalTraining:
-        """Return the same with batches of at least this number of examples, for a model that needs them.
+        """Return these settings with batches that are large enough for a model.
+
+        Parameters
+        ----------
+        examples
+            Smallest batch that the model can be trained on.
 
         Raises
         ------
         ConfigError
-            If batches have fewer.
+            If ``batch_size`` is smaller.
         """
         if examples <= (self.smallest_batch or 1):
             return self
@@ -287,17 +324,28 @@ class LocalTraining:
         return replace(self, smallest_batch=examples)
 
     def in_epochs(self, epochs: int) -> LocalTraining:
-        """Return the same for so many epochs."""
+        """Return these settings with the given number of epochs, in place of epochs or steps."""
         return replace(self, epochs=epochs, steps=None)
 
     def on_part(self, parts: int, examples: int = 0) -> LocalTraining:
-        """Return the same for one of r parts of a client's data, in which an r-th as many examples pass.
+        """Return these settings for one of several parts of a client's data.
 
-        Of equal parts, which have so many examples, batches are an r-th as large, if that leaves
-        :data:`SMALLEST_BATCH`: a part takes about as many steps as all of the data would. The step
-        size goes by the square root of the batch's (Krizhevsky 2014, section 5), which leaves the
-        variance of a step as it is. No batch is of one example, which BatchNorm does not take, if
-        there is another way.
+        Training on one part passes through about 1/r as many examples as training on all the data,
+        r being the number of parts.
+
+        For equal parts, batches are smaller by the factor r, but have at least
+        :data:`SMALLEST_BATCH` examples: training on a part then takes about as many steps as
+        training on all the data. The step size is scaled by the square root of the batch size
+        (Krizhevsky 2014, section 5), which leaves the variance of a step unchanged. Batch sizes
+        that would leave a last batch of one example, which BatchNorm does not accept, are avoided
+        if possible.
+
+        Parameters
+        ----------
+        parts
+            Number r of parts.
+        examples
+            Number of examples in each part if all are equally large; 0 if they are not.
         """
         batch = self.batch_size
         if examples:
@@ -320,30 +368,37 @@ class LocalTraining:
         return [self.batch_size] * full + [examples - full * self.batch_size]
 
     def epochs_with(self, examples: int) -> int:
-        """Return how many epochs a client begins that has so many examples."""
+        """Return the number of epochs that a client with this number of examples begins."""
         return self.epochs or -(-(self.steps or 0) // self.batches_per_epoch(examples))
 
     def steps_with(self, examples: int) -> int:
-        """Return how many steps a client takes that has so many examples."""
+        """Return the number of steps that a client with this number of examples takes."""
         return self.steps or (self.epochs or 0) * self.batches_per_epoch(examples)
 
     def passed(self, examples: int) -> int:
-        """Return how many examples pass in the steps of a client that has so many, each as often as it does."""
+        """Return the number of examples, with repetitions, in all steps of a client.
+
+        Parameters
+        ----------
+        examples
+            Number of the client's training examples. Each counts once for each epoch in which it is
+            used.
+        """
         epochs, rest = divmod(self.steps_with(examples), self.batches_per_epoch(examples))
-        # only the last batch of an epoch is of another size
+        # only the last batch of an epoch has another size
         return epochs * examples + rest * self.batch_size
 
     def lr_at(self, round_number: int) -> float:
-        """Return the step size of a round, counted from 1."""
+        """Return the step size of a round, numbered from 1."""
         return (self.lr or 0.0) * self.lr_decay ** (round_number - 1)
 
 
 def count_batches(examples: int, batch_size: int, smallest_batch: int) -> int:
-    """Return the number of batches in an epoch: the rule by which all engines and all counts of steps form batches.
+    """Return the number of batches in an epoch.
 
-    Batches are full but for the last one, which has the rest. A rest of fewer than
-    ``smallest_batch`` examples is joined to the batch before; where there is none before, it is a
-    batch all the same.
+    All engines form batches by this rule, and all counts of steps use it. Batches are full except
+    for the last one, which has the rest. A rest of fewer than ``smallest_batch`` examples is joined
+    to the batch before; if it is the only batch, it is used as it is.
     """
     full, rest = divmod(examples, batch_size)
     if full > 0 and rest < smallest_batch:
@@ -351,28 +406,28 @@ def count_batches(examples: int, batch_size: int, smallest_batch: int) -> int:
     return full + 1 if rest else full
 
 
-# Local rules: what clients do in a step of their local training in place of a plain step of SGD.
+# Local rules, which replace the plain step of SGD in local training.
 #
-# A rule is numbers and a name, so that it travels with a query. What it does, and what it keeps
-# with the client, is in ``training/local_rules.py``.
+# A rule consists of a name and numbers, so that it can be sent with a query. Its steps, and the
+# tensors that a client stores for it, are defined in ``training/local_rules.py``.
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalRule:
-    """What takes the place of plain steps; the subclasses are all that there are.
+    """Rule that replaces plain steps of SGD. :data:`RULES` lists all rules.
 
     Attributes
     ----------
     name
-        By which it travels.
+        Name by which a query refers to the rule.
     serves
-        Whether each client keeps a model of its own that comes of it.
+        Whether the rule gives each client a model of its own, with which the client is evaluated.
     needs_anchor
         Whether a client is sent a second vector ``[S]``, in the row of its anchor.
     batches
-        How many batches a step takes, each from an order of the examples of its own.
+        Number of batches that a step takes, each from its own random order of the examples.
     vectors
-        How many vectors like a model a client needs besides its model.
+        Number of vectors of the size of a model that a client needs in addition to its model.
     """
 
     name: ClassVar[str]
@@ -381,21 +436,21 @@ class LocalRule:
 
     @property
     def batches(self) -> int:
-        """How many batches a step takes."""
+        """Number of batches that a step takes."""
         return 1
 
     @property
     def gradients(self) -> int:
-        """How many gradients a step takes."""
+        """Number of gradients that a step takes."""
         return 1
 
     @property
     def vectors(self) -> int:
-        """How many vectors like a model a client needs besides its model."""
+        """Number of vectors of the size of a model that a client needs in addition to its model."""
         return 2
 
     def check_training(self, spec: LocalTraining) -> None:
-        """Check that local training is that of plain SGD, whose steps the rule takes the place of.
+        """Check that local training is set to plain SGD, whose steps the rule replaces.
 
         Raises
         ------
@@ -411,17 +466,26 @@ class LocalRule:
         )
 
     def described(self) -> dict[str, Any]:
-        """Return its name and numbers, from which :func:`local_rule` makes it again."""
+        """Return the rule's name and numbers, from which :func:`local_rule` builds it again."""
         return {"name": self.name, **asdict(self)}
 
 
 @checked()
 @dataclass(frozen=True, kw_only=True)
 class Interpolation(LocalRule):
-    """Beside w, train v where αv + (1−α)w stands, and be served with that: APFL (Deng et al. 2020).
+    """Rule of APFL (Deng et al. 2020): train w, and v at the mixture αv + (1−α)w.
 
-    ``alpha`` is α where a client begins, and stays so unless it is ``adaptive``. It then moves as
-    ``alpha_step`` says: in every step, as in the paper, or once a round, as in the authors' code.
+    Clients are evaluated with the mixture.
+
+    Parameters
+    ----------
+    alpha
+        α in [0, 1] with which a client begins. It stays constant unless it is ``adaptive``.
+    adaptive
+        Whether each client adapts its α by gradient descent.
+    alpha_step
+        ``paper``: α changes in every step, as in the paper; ``code``: once per round, as in the
+        authors' code.
     """
 
     name = "mixture"
@@ -444,22 +508,33 @@ class Interpolation(LocalRule):
 
     @property
     def gradients(self) -> int:
-        """Those at w and at the mixture."""
+        """Two gradients per step: at w and at the mixture."""
         return 2
 
     @property
     def vectors(self) -> int:
-        """The personal model and the mixture, each with its gradient, and momentum."""
+        """The personal model and the mixture, a gradient of each, and momentum."""
         return 6
 
 
 @checked()
 @dataclass(frozen=True, kw_only=True)
 class MoreauEnvelope(LocalRule):
-    """Move w towards the θ that is best near it, and be served with θ: pFedMe (Dinh et al. 2020).
+    """Rule of pFedMe (Dinh et al. 2020): move w towards θ, the best model near w.
 
-    ``lam`` is λ, ``steps`` K, and ``lr`` the step size with which θ is found. With ``served = "w"``
-    clients are served with their w at the end of a round in place of θ, as in the authors' code.
+    Clients are evaluated with θ.
+
+    Parameters
+    ----------
+    lam
+        λ, weight of the penalty on the distance from θ to w.
+    steps
+        K, number of steps by which θ is found on each batch.
+    lr
+        Step size of these steps.
+    served
+        ``w``: clients are evaluated with their w at the end of a round in place of θ, as in the
+        authors' code.
     """
 
     name = "moreau_envelope"
@@ -490,7 +565,7 @@ class MoreauEnvelope(LocalRule):
 
     @property
     def gradients(self) -> int:
-        """One for each step of θ."""
+        """K gradients per step: one for each step of θ."""
         return self.steps
 
     @property
@@ -502,10 +577,17 @@ class MoreauEnvelope(LocalRule):
 @checked()
 @dataclass(frozen=True, kw_only=True)
 class MetaLearning(LocalRule):
-    """Descend on the loss after a step of size α: Per-FedAvg (Fallah et al. 2020).
+    """Rule of Per-FedAvg (Fallah et al. 2020): descend on the loss after a step of size α.
 
-    With ``hessian`` the Hessian's product with a gradient is taken by differences, ``delta`` times
-    that to both sides.
+    Parameters
+    ----------
+    alpha
+        α, size of the inner step.
+    hessian
+        Whether the product of the Hessian and the gradient is computed (variant HF), by central
+        differences; if false, it is left out (variant FO).
+    delta
+        δ of these differences: the two points are w ± δ times the gradient.
     """
 
     name = "meta_learning"
@@ -531,37 +613,51 @@ class MetaLearning(LocalRule):
         )
 
     def check_training(self, spec: LocalTraining) -> None:
-        """Check besides that with the Hessian nothing is clipped: of clipped gradients it would not be the product."""
+        """Also check that gradients are not clipped in variant HF.
+
+        The difference of clipped gradients would not be the Hessian's product.
+        """
         super().check_training(spec)
         holds = spec.clip_norm is None or not self.hessian
         require(("local.clip_norm", spec.clip_norm, holds, "left out with variant = 'HF'"))
 
     @property
     def batches(self) -> int:
-        """D′ and D, and D″ of the Hessian."""
+        """Batches D′ and D, and with the Hessian D″."""
         return 3 if self.hessian else 2
 
     @property
     def gradients(self) -> int:
-        """Those at w and after the step, and two of which the Hessian's product is the difference."""
+        """Number of gradients that a step takes.
+
+        Two are taken at w and after the inner step; with the Hessian, its product is the difference
+        of two more.
+        """
         return 4 if self.hessian else 2
 
     @property
     def vectors(self) -> int:
-        """The model after the step, both gradients, a point beside w, and momentum."""
+        """The model after the inner step, both gradients, a point near w, and momentum."""
         return 5
 
 
 @checked()
 @dataclass(frozen=True, kw_only=True)
 class ControlVariates(LocalRule):
-    """Add c − c_i to every gradient: SCAFFOLD (Karimireddy et al. 2020). The anchor is c, and c_i the client's own."""
+    """Rule of SCAFFOLD (Karimireddy et al. 2020): add c − c_i to every gradient.
+
+    The client's anchor is c; the client stores c_i itself.
+    """
 
     name = "control_variates"
     needs_anchor = True
 
     def check_training(self, spec: LocalTraining) -> None:
-        """Check besides that steps have no momentum: c_i is read off their sum, which must be that of the gradients."""
+        """Also check that steps have no momentum.
+
+        The rule computes c_i from the sum of a client's steps, which must be the sum of its
+        gradients.
+        """
         super().check_training(spec)
         require(
             (
@@ -576,16 +672,16 @@ class ControlVariates(LocalRule):
 RULES: Mapping[str, type[LocalRule]] = {
     rule.name: rule for rule in (Interpolation, MoreauEnvelope, MetaLearning, ControlVariates)
 }
-"""Every rule by its name."""
+"""All rules by name."""
 
 
 def local_rule(described: Mapping[str, Any]) -> LocalRule:
-    """Return the rule that :meth:`LocalRule.described` described.
+    """Return the rule that :meth:`LocalRule.described` describes.
 
     Raises
     ------
     ConfigError
-        If there is none of that name, or it has other numbers.
+        If no rule has this name, or the rule has other numbers.
     """
     numbers = dict(described)
     if not isinstance(name := numbers.pop("name", None), str) or name not in RULES:

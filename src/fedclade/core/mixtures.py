@@ -1,4 +1,4 @@
-"""Mixtures of models: each client weights the same K models by weights of its own.
+"""Mixtures of models: all clients weight the same K models, each with its own weights.
 
 A client has a weight π_m for every model m, and predicts with the weighted mean of all models.
 FedEM and FedRC train such mixtures.
@@ -12,21 +12,24 @@ import torch
 from torch import Tensor
 
 LEAST_MASS = 1e-8
-"""Smallest mass of a label in a component, in examples (FedRC's official code): nothing is divided by less."""
+"""Smallest mass of a label in a component, in examples (FedRC's official code).
+
+It is a lower bound on divisors.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class Mixture:
-    """Statement that all models of a query are the K components of one mixture.
+    """Declaration that all models of a query are the K components of one mixture.
 
     Parameters
     ----------
     by_label
-        Whether clients also send, for each component, the responsibilities of their examples of
-        each label.
+        Whether clients also send, for each component, its responsibilities for their examples of
+        each label, see :meth:`tables`.
     rates
         P̂ ``[K, C]``: frequency of each label in each component. Responsibilities are divided by it
-        (FedRC). None: they are not.
+        (FedRC). None: they are not divided.
     """
 
     by_label: bool = False
@@ -55,7 +58,17 @@ class Mixture:
         return scores.softmax(1)
 
     def tables(self, responsibilities: Tensor, targets: Tensor, labels: int) -> Tensor:
-        """Return Σ q_j(m) over the examples of each label, divided by n: ``[K, C]``, of ``[n, K]``."""
+        """Return a client's sums of responsibilities by label, divided by n: ``[K, C]``.
+
+        Parameters
+        ----------
+        responsibilities
+            q_j(m) of its n examples, ``[n, K]``.
+        targets
+            Their labels, ``[n]``.
+        labels
+            Number C of labels.
+        """
         n, components = responsibilities.shape
         sums = responsibilities.new_zeros(labels, components)
         sums.index_add_(0, targets.long(), responsibilities)
@@ -63,19 +76,25 @@ class Mixture:
 
 
 def label_rates(mean: Tensor, examples: float) -> Tensor:
-    """Return P̂ ``[K, C]`` of the clients' mean table.
+    """Return P̂ ``[K, C]``, the label frequencies of each component.
 
-    ``mean`` is weighted by the clients' examples, and ``examples`` is their total number.
+    Parameters
+    ----------
+    mean
+        Mean of the clients' tables ``[K, C]`` (:meth:`Mixture.tables`), weighted by their numbers
+        of examples.
+    examples
+        Total number of examples.
     """
     counts = (mean.double() * examples).clamp(min=LEAST_MASS)
     return counts / counts.sum(1, keepdim=True)
 
 
 def packed(deltas: Tensor, n_parameters: int, tables: Tensor | None = None) -> Tensor:
-    """Return the updates ``[..., K, S]`` of K models as one vector each.
+    """Concatenate the updates ``[..., K, S]`` of K models to one vector for each client.
 
     A vector has all parameters, then all buffers, then the tables ``[..., K, C]``: buffers and
-    tables are averaged, and never compared.
+    tables are averaged, and clients are never compared by them.
     """
     parts = [deltas[..., :n_parameters], deltas[..., n_parameters:]]
     if tables is not None:
@@ -86,7 +105,7 @@ def packed(deltas: Tensor, n_parameters: int, tables: Tensor | None = None) -> T
 def unpacked(
     vectors: Tensor, components: int, size: int, n_parameters: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the updates ``[..., K, S]`` and the tables ``[..., K, C]`` of :func:`packed` vectors.
+    """Split :func:`packed` vectors into updates ``[..., K, S]`` and tables ``[..., K, C]``.
 
     C may be 0.
     """

@@ -1,12 +1,14 @@
-"""A model as one flat vector: parameters first, buffers behind them.
+"""Flat vectors of models: the parameters of a module, followed by its buffers.
 
-Servers only add, average and compare vectors. Buffers (the running statistics of BatchNorm) travel
-in the same vector, so that they are averaged with the parameters, but everything that compares
-clients looks at the parameters alone. What is frozen is the same everywhere: it stays in the
-module, outside the vector. So do buffers that are no running statistics, see
-:mod:`fedclade.core.buffers`. What is personal stays with a client, in a second vector of its own.
+Servers only add, average and compare vectors. Buffers (the running statistics of BatchNorm) are
+part of the vector, so that they are averaged with the parameters, but clients are compared by their
+parameters alone. Three kinds of tensors are not part of it:
 
-The vector has the type of the parameters. That of parameters in half precision (bfloat16, float16)
+- Frozen tensors have the same values everywhere and stay in the module.
+- Buffers that are not running statistics stay in the module too; see :mod:`fedclade.core.buffers`.
+- Personal tensors stay with a client, in a second vector.
+
+The vector has the type of the parameters. For parameters in half precision (bfloat16, float16) it
 is float32, so that a mean over clients is not rounded to the few digits that one model has.
 """
 
@@ -30,34 +32,33 @@ from torch.nn.utils.weight_norm import WeightNorm
 from fedclade.core.buffers import has_same_values, restore_buffer, unsent_buffers
 from fedclade.core.errors import ConfigError, ModelError, shown
 
-# Patterns over the names of parameters, such as ``head.*``: which parts of a model something is
-# about.
+# Patterns over parameter names, such as ``head.*``: settings use them to select parts of a model.
 
 
 def matching(
     patterns: Sequence[str], names: Collection[str], setting: str, what: str = "parameter"
 ) -> tuple[str, ...]:
-    """Return those names that a pattern matches, in their order.
+    """Return the names that match at least one pattern, in the order of ``names``.
 
-    A pattern is a name, or the beginning of one up to a dot: ``head`` and ``head.*`` are the same.
-    One that fits no name so may also be a part of it between dots, as ``lora_B`` is one of
-    ``blocks.0.lora_B.weight``.
+    A pattern matches a name, or the beginning of a name up to a dot: ``head`` and ``head.*`` match
+    the same names. A pattern that matches no name in this way is compared with the parts of names
+    between dots: ``lora_B`` matches ``blocks.0.lora_B.weight``.
 
     Parameters
     ----------
     patterns
-        With the wildcards of a shell: ``*``, ``?``, ``[seq]``.
+        Patterns with the wildcards of a shell: ``*``, ``?``, ``[seq]``.
     names
-        Of parameters or buffers, such as ``head.weight``.
+        Names of parameters or buffers, such as ``head.weight``.
     setting
-        That the patterns come from, such as ``model.personal``, for the message.
+        Name of the setting that the patterns come from, such as ``model.personal``, for messages.
     what
-        The names are of, for the message.
+        Kind of thing that is named, for messages.
 
     Raises
     ------
     ConfigError
-        If a pattern matches nothing; with the nearest name.
+        If a pattern matches nothing; the message suggests the nearest name.
     """
     found: set[str] = set()
     for pattern in patterns:
@@ -71,7 +72,7 @@ def matching(
 
 
 def fitting(pattern: str, names: Collection[str]) -> list[str]:
-    """Return those names that a single pattern matches, maybe none; see :func:`matching`."""
+    """Return the names that match a single pattern, possibly none; see :func:`matching`."""
     return [name for name in names if _begins(pattern, name)] or [
         name for name in names if _holds(pattern, name)
     ]
@@ -87,7 +88,7 @@ def _holds(pattern: str, name: str) -> bool:
 
 @dataclass(frozen=True)
 class Slot:
-    """Place of one tensor of a module in the flat vector."""
+    """Position of one tensor of a module in the flat vector."""
 
     name: str
     shape: tuple[int, ...]
@@ -96,35 +97,43 @@ class Slot:
 
     @property
     def stop(self) -> int:
-        """First entry behind the tensor's."""
+        """Index of the first entry after the tensor's."""
         return self.start + prod(self.shape)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each tensor of a module lies in a flat vector ``[S]`` of D parameters and S - D buffer entries.
+    """Positions of a module's tensors in a flat vector ``[S]``.
 
-    Tied weights have one place, and further names in ``tied``, each with the name of the place.
-    ``resting`` names the modules that stay in evaluation mode while the others train: those that
-    were in ``eval()`` inside a module that was not, and those in ``eval()`` of which every
-    parameter is frozen. Parameters that do not require a gradient, and buffers of modules at rest,
-    are ``frozen``. ``personal`` tensors lie in a second vector ``[P]`` of each client, and all that
-    is not frozen in the vector ``[F]`` of the ``full`` layout, F = S + P. ``unsent`` buffers are no
-    running statistics, and in no vector either: every client starts from their values here, and
-    leaves them as they are. Those of them that a state dict has are ``frozen``, too.
+    The vector has D parameters, followed by S − D buffer entries. Tied weights have one slot. Their
+    other names are in ``tied``, each with the name of the slot.
+
+    ``resting`` names the submodules that stay in evaluation mode while the others train: those that
+    were in ``eval()`` inside a module that was not, and those in ``eval()`` with only frozen
+    parameters.
+
+    Parameters that do not require a gradient, and the buffers of resting submodules, are
+    ``frozen``.
+
+    ``personal`` tensors are in a second vector ``[P]`` of each client. The ``full`` layout has
+    both, shared and personal tensors, in a vector ``[F]``, F = S + P.
+
+    ``unsent`` buffers are not running statistics and are in no vector: every client starts from the
+    values stored here, and does not change them. Those that are also in the module's state dict are
+    ``frozen``, too.
     """
 
-    parameters: tuple[Slot, ...]  # in the module's own order
+    parameters: tuple[Slot, ...]  # in the order of the module
     buffers: tuple[Slot, ...]
-    dtype: torch.dtype  # of the flat vector
+    dtype: torch.dtype  # type of the flat vector
     tied: tuple[tuple[str, str], ...] = ()
-    # in no vector
+    # tensors that are in no vector
     frozen: Mapping[str, Tensor] = field(
         default_factory=dict[str, Tensor], compare=False, repr=False
     )
     resting: tuple[str, ...] = ()
     personal: tuple[Slot, ...] = ()  # parameters first, then buffers
-    # the full layout, if this is a part of it
+    # the full layout, if this one lacks personal tensors
     whole: Layout | None = field(default=None, repr=False)
     unsent: Mapping[str, Tensor] = field(
         default_factory=dict[str, Tensor], compare=False, repr=False
@@ -140,14 +149,14 @@ class Layout:
             The module.
         personal
             Patterns over the names of its parameters and saved buffers, see
-            :func:`fedclade.core.matching`: what stays with the client. A tied tensor is matched by
-            all of its names.
+            :func:`fedclade.core.matching`: the tensors that stay with the client. A tied tensor is
+            matched by each of its names.
 
         Raises
         ------
         ModelError
-            If the module has no parameters to train, or parameters of several types, or complex
-            ones, or if all of them are personal.
+            If the module has no trainable parameters, parameters of several types, or complex ones;
+            or if all of them are personal.
         ConfigError
             If a pattern matches nothing.
         """
@@ -180,7 +189,18 @@ class Layout:
         )
 
     def without(self, personal: Collection[str]) -> Layout:
-        """Return the shared layout of this full one; ``personal`` names the tensors that stay with the client."""
+        """Return the shared layout that remains of this full one without the personal tensors.
+
+        Parameters
+        ----------
+        personal
+            Names of the tensors that stay with the client.
+
+        Raises
+        ------
+        ModelError
+            If all trainable parameters are personal.
+        """
         if not personal:
             return self
         shared, end = _moved((s for s in self.parameters if s.name not in personal), 0)
@@ -195,27 +215,27 @@ class Layout:
 
     @property
     def full(self) -> Layout:
-        """The layout of the whole module, personal tensors among the others: as engines know it."""
+        """The layout of the whole module, personal tensors included, which engines use."""
         return self.whole or self
 
     @property
     def personal_size(self) -> int:
-        """Length P of a client's own vector."""
+        """Length P of a client's personal vector."""
         return self.personal[-1].stop if self.personal else 0
 
     @property
     def n_parameters(self) -> int:
-        """Number D of entries that are trained and compared."""
+        """Number D of parameter entries, which are trained and compared."""
         return self.parameters[-1].stop
 
     @property
     def size(self) -> int:
-        """Length S of the whole vector."""
+        """Length S of the vector."""
         return self.buffers[-1].stop if self.buffers else self.n_parameters
 
     @property
     def is_rounded(self) -> bool:
-        """Whether parameters have fewer digits than the vector, as those in half precision have."""
+        """Whether the parameters have fewer digits than the vector, as in half precision."""
         return any(slot.dtype != self.dtype for slot in self.parameters)
 
     def flatten(self, module: nn.Module) -> Tensor:
@@ -232,7 +252,7 @@ class Layout:
         return torch.cat(flat) if flat else torch.empty(0, dtype=self.dtype)
 
     def joined(self, shared: Tensor, personal: Tensor) -> Tensor:
-        """Return the full layout's vectors ``[..., F]``, of shared ones ``[..., S]`` and personal ones ``[..., P]``."""
+        """Join vectors ``[..., S]`` and ``[..., P]`` to vectors ``[..., F]`` of the full layout."""
         if not self.personal:
             return shared
         parts = {
@@ -245,7 +265,13 @@ class Layout:
         )
 
     def parted(self, full: Tensor) -> tuple[Tensor, Tensor]:
-        """Return shared vectors ``[..., S]`` and personal ones ``[..., P]``, of the full layout's ``[..., F]``."""
+        """Split vectors ``[..., F]`` of the full layout into shared and personal ones.
+
+        Returns
+        -------
+        tuple
+            Shared vectors ``[..., S]`` and personal vectors ``[..., P]``.
+        """
         if not self.personal:
             return full, full[..., :0]
         whole = {
@@ -256,9 +282,14 @@ class Layout:
         return shared, torch.cat([whole[slot.name] for slot in self.personal], -1)
 
     def load(self, vector: Tensor, module: nn.Module) -> None:
-        """Copy a vector ``[S]`` into the module; raise a ModelError if it has another length.
+        """Copy a vector ``[S]`` into the module.
 
-        Buffers that are in no vector get the model's values again.
+        Buffers that are in no vector are reset to the values that the model had.
+
+        Raises
+        ------
+        ModelError
+            If the vector has another length.
         """
         if vector.shape != (self.size,):
             raise ModelError(
@@ -272,12 +303,12 @@ class Layout:
                 restore_buffer(module, name, value)
 
     def check_unsent(self, module: nn.Module) -> None:
-        """Check that training has left those float buffers alone that were taken for constants.
+        """Check that training has not changed float buffers that were taken for constants.
 
         Raises
         ------
         ModelError
-            If training has changed one, which it did not do in the first forward passes.
+            If training has changed such a buffer, though the first forward passes did not.
         """
         for name, value in self.unsent.items():
             could_be_averaged = name in self.frozen and value.is_floating_point()
@@ -290,13 +321,13 @@ class Layout:
                 )
 
     def set_training(self, module: nn.Module) -> None:
-        """Put the module into training mode, except the parts of it that rest."""
+        """Put the module into training mode, except its resting submodules."""
         module.train()
         for name in self.resting:
             module.get_submodule(name).training = False
 
     def difference(self, module: nn.Module, vector: Tensor, out: Tensor) -> Tensor:
-        """Write how far the module's state is from a vector ``[S]`` into another one, and return that."""
+        """Write the module's state minus a vector ``[S]`` into ``out [S]``, and return ``out``."""
         tensors = _tensors(module)
         for s in (*self.parameters, *self.buffers):
             before, there = (v[s.start : s.stop].view(s.shape) for v in (vector, out))
@@ -304,9 +335,10 @@ class Layout:
         return out
 
     def unflatten(self, vector: Tensor) -> Mapping[str, Tensor]:
-        """Return the named tensors of a vector ``[S]``; floats are views, whole numbers are rounded copies.
+        """Return the named tensors of a vector ``[S]``.
 
-        Of several vectors, ``[..., S]``, each tensor gets the same leading dimensions.
+        Tensors of floats are views; whole numbers are rounded copies. For several vectors, ``[...,
+        S]``, each tensor has the same leading dimensions.
         """
         return _unflattened(vector, (*self.parameters, *self.buffers))
 
@@ -315,9 +347,10 @@ class Layout:
         return _unflattened(vector, self.personal)
 
     def state_dict(self, vector: Tensor, personal: Tensor | None = None) -> dict[str, Tensor]:
-        """Return a vector ``[S]`` as the module's ``load_state_dict`` takes it: copies on the CPU, by all its names.
+        """Return a state dict for the module's ``load_state_dict``: copies on the CPU.
 
-        What is personal is in it if a client's own vector ``[P]`` is given.
+        Tied tensors are in it by all their names, and frozen tensors too. Personal tensors are in
+        it only if a client's vector ``personal [P]`` is given.
         """
         placed = {
             **self.unflatten(vector.cpu()),
@@ -333,7 +366,7 @@ class Layout:
 
 
 def check_module(module: nn.Module) -> None:
-    """Check that a module's state is that of its parameters and buffers, so that a vector can hold it.
+    """Check that a module's state consists of parameters and buffers that have values.
 
     Raises
     ------
@@ -372,7 +405,7 @@ def check_module(module: nn.Module) -> None:
 
 
 _COMPUTING = (WeightNorm, SpectralNorm, BasePruningMethod)
-"""Hooks that compute a weight before each pass; what came after them are parametrisations."""
+"""Hooks that compute a weight before each pass. Their successors in torch are parametrizations."""
 
 
 def _unflattened(vector: Tensor, slots: Collection[Slot]) -> dict[str, Tensor]:
@@ -394,7 +427,7 @@ def _slots(named: Sequence[tuple[str, Tensor]], start: int) -> tuple[tuple[Slot,
 
 
 def _moved(slots: Iterable[Slot], start: int) -> tuple[tuple[Slot, ...], int]:
-    """Return the slots one behind the other, from a place on."""
+    """Return the slots with new positions, one after the other from ``start``."""
     moved: list[Slot] = []
     for slot in slots:
         moved.append(replace(slot, start=start))
@@ -403,7 +436,7 @@ def _moved(slots: Iterable[Slot], start: int) -> tuple[tuple[Slot, ...], int]:
 
 
 def _vector_dtype(module: nn.Module, dtype: torch.dtype) -> torch.dtype:
-    """Return the type of the vector of parameters of some type."""
+    """Return the type of the vector for parameters of a type."""
     if dtype in (torch.bfloat16, torch.float16):
         return torch.float32
     if dtype in (torch.float32, torch.float64):
@@ -422,7 +455,7 @@ def _saved_buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
 def _unsent(
     module: nn.Module, saved: Collection[str], frozen: Collection[str]
 ) -> dict[str, Tensor]:
-    """Return copies of the buffers that are no running statistics, and of those that no state dict has."""
+    """Return copies of the buffers that are no running statistics or are in no state dict."""
     names = unsent_buffers(module)
     found: dict[str, Tensor] = {}
     for name, buffer in module.named_buffers():

@@ -1,4 +1,8 @@
-"""Things by their names: what fedclade has, entry points of installed packages, and a user's own by ``module:name``."""
+"""Look-up of algorithms, models, data and other plug-ins by name.
+
+A name is one of fedclade's own, an entry point of an installed package, or ``module:name`` for a
+user's own object.
+"""
 
 from __future__ import annotations
 
@@ -24,37 +28,37 @@ from fedclade.core.errors import (
     unknown,
 )
 
-# How things show themselves: what draws them is in a room above, and is imported when something is
-# to be drawn.
+# Display in notebooks. The package that draws depends on this one, so it is imported only when
+# something is drawn.
 
 _room = ""
 
 
 def draw_with(room: str) -> None:
-    """Say which room draws the things of the rooms below it; the package says it, which is above all of them."""
+    """Set the name of the package that draws objects of the packages below it."""
     global _room
     _room = room
 
 
 def drawn(maker: str, *things: Any, **options: Any) -> Any:
-    """Return what a function of the room that draws makes of things, such as ``html_of`` of a run."""
+    """Draw things with a function of the drawing package, such as ``html_of`` a run."""
     return getattr(import_module(_room), maker)(*things, **options)
 
 
 class Displayed:
-    """Something that a notebook shows as HTML: a small part of a page, which needs nothing else."""
+    """Base class of objects that a notebook shows as self-contained HTML."""
 
     def _repr_html_(self) -> str:
         return drawn("html_of", self)
 
 
 def at_prompt() -> bool:
-    """Whether somebody types: in a notebook, or at Python's prompt; no script runs, and no test."""
-    return hasattr(sys, "ps1")  # which IPython has as well, in a terminal and in a notebook
+    """Return whether Python is interactive: in a notebook or at a prompt, not in a script."""
+    return hasattr(sys, "ps1")  # IPython sets it as well, in a terminal and in a notebook
 
 
 def in_notebook() -> bool:
-    """Whether this is the kernel of a notebook."""
+    """Return whether this process is the kernel of a notebook."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return hasattr(shell, "kernel")
 
@@ -72,7 +76,7 @@ Kind = Literal[
     "commands",
     "queries",
 ]
-"""What packages may add to; the group of its entry points is ``fedclade.<kind>``."""
+"""Kinds of plug-ins that packages can add; the group of the entry points is ``fedclade.<kind>``."""
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -80,19 +84,19 @@ BY_A_SERVER = (
     "is not imported here, since the run names it and not this client; to allow it, add it to "
     "imports in its node config"
 )
-"""Why a client of a network does not import a name, and what its owner can do."""
+"""Reason why a client of a network does not import a name, and what its owner can do."""
 
 BY_A_FOLDER = (
     "is named by the config of the run folder, and importing it would run code; if you trust "
     "where the folder comes from, allow it with --trust, in Python with Run.load(folder, "
     "trust=True)"
 )
-"""Why a command that reads a run folder does not import a name, and what the user can do."""
+"""Reason why a command that reads a run folder does not import a name, and what the user can do."""
 
 
 @dataclass(frozen=True)
 class ImportLimit:
-    """Which ``module:name`` references may be imported, and what an error says of the others."""
+    """Allowed references ``module:name``, and the reason that errors give for all others."""
 
     allowed: Collection[str]
     reason: str
@@ -104,23 +108,25 @@ _imported: set[str] = set()
 
 
 def named(kind: Kind, name: object, builtin: Mapping[str, T], what: str) -> T | Any:
-    """Return what a name stands for: of fedclade's own, of an installed package, or imported by ``module:name``.
+    """Return the object that a name stands for.
+
+    Names of fedclade come first, then entry points of installed packages, then ``module:name``.
 
     Parameters
     ----------
     kind
-        Of thing, which is also the group of the entry points.
+        Kind of the plug-in, which determines the group of entry points.
     name
-        What the user wrote.
+        The name that the user wrote.
     builtin
-        Fedclade's own, which no package can replace.
+        Fedclade's own objects by name; no package can replace them.
     what
-        What to call it in a message, such as ``model``.
+        Kind of the object for messages, such as ``model``.
 
     Raises
     ------
     ConfigError
-        If there is nothing of that name, or it cannot be imported.
+        If nothing has that name, or it cannot be imported.
     """
     if isinstance(name, str) and name in builtin:
         return builtin[name]
@@ -140,10 +146,26 @@ def function_named(
     returns: str,
     takes: Collection[str],
 ) -> T:
-    """Return what a name stands for, where fedclade's own are records of a function and a line about it.
+    """Return the record that a name stands for, for kinds whose entries are records of a function.
 
-    A user's own may be a plain function: it is checked for what it ``takes``, see
-    :func:`check_function`, and wrapped.
+    A record has a function and a line that describes it. A user's own entry may be a plain
+    function: it is checked with :func:`check_function` and wrapped in a record.
+
+    Parameters
+    ----------
+    kind, name, builtin
+        As for :func:`named`; ``builtin`` has at least one record.
+    wrapper
+        Makes a record of a function and its description.
+    returns
+        Description of the function's result, for messages.
+    takes
+        Names of the arguments that it is called with by position.
+
+    Raises
+    ------
+    ConfigError
+        If nothing has that name, or the function cannot be called in this way.
     """
     what = kind.removesuffix("s")
     found = named(kind, name, builtin, what)
@@ -154,7 +176,7 @@ def function_named(
 
 
 def imported(reference: str, what: str) -> Any:
-    """Return the object that ``module:name`` names, such as ``my_models:resnet``.
+    """Return the object that ``module:name`` refers to, such as ``my_models:resnet``.
 
     Raises
     ------
@@ -171,7 +193,7 @@ def imported(reference: str, what: str) -> Any:
         found: Any = importlib.import_module(module)
         for part in attributes.split("."):
             found = _attribute(found, part)
-    except (Exception, SystemExit) as error:  # whatever a user's own file does when it is imported
+    except (Exception, SystemExit) as error:  # a user's module may raise anything
         hint = "; run from its folder, or set PYTHONPATH" if isinstance(error, ImportError) else ""
         raise ConfigError(
             f"{what} {shown(reference)} cannot be imported: {_in_a_line(error)}{hint}"
@@ -182,7 +204,11 @@ def imported(reference: str, what: str) -> Any:
 
 @contextmanager
 def importing_only(references: Collection[str], reason: str = BY_A_SERVER) -> Generator[None]:
-    """Refuse to import any ``module:name`` but these; around what handles names that others wrote, such as a server."""
+    """Refuse to import references ``module:name`` other than the given ones, inside the block.
+
+    Code that handles names written by others, such as a server, should run inside it, since an
+    import runs code.
+    """
     before = _limit.set(ImportLimit(references, reason))
     try:
         yield
@@ -192,9 +218,9 @@ def importing_only(references: Collection[str], reason: str = BY_A_SERVER) -> Ge
 
 @contextmanager
 def reading_folder(*, trust: bool) -> Generator[None]:
-    """Refuse to import any ``module:name`` while a run folder is read, unless its origin is trusted.
+    """Refuse to import any ``module:name`` inside the block, unless the run folder is trusted.
 
-    Whoever wrote the folder wrote these names, and to import one runs its module.
+    The folder's author chose these names, and importing one runs its module.
     """
     if trust:
         yield
@@ -204,18 +230,30 @@ def reading_folder(*, trust: bool) -> Generator[None]:
 
 
 def has_imported_names() -> bool:
-    """Return whether this process has imported something by ``module:name``, which a resumed run would import too."""
+    """Return whether this process has imported any ``module:name``.
+
+    If it has, a resumed run would import one too.
+    """
     return bool(_imported)
 
 
 @cache
 def installed(kind: Kind) -> Mapping[str, EntryPoint]:
-    """Return the entry points of installed packages, by name; of several of one name, the first that Python finds."""
+    """Return the entry points of installed packages by name.
+
+    If several have the same name, the first that Python finds is returned.
+    """
     return {point.name: point for point in reversed([*entry_points(group=f"fedclade.{kind}")])}
 
 
 def loaded(point: EntryPoint, what: str) -> Any:
-    """Return what an entry point names; a ConfigError says why it cannot be imported."""
+    """Return the object that an entry point refers to.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be imported.
+    """
     try:
         return point.load()
     except (Exception, SystemExit) as error:
@@ -230,18 +268,26 @@ def name_of(
     builtin: Mapping[str, object],
     unwrap: Callable[[Any], object] | None = None,
 ) -> str:
-    """Return the name by which :func:`named` finds a class or a function again.
+    """Return the name by which :func:`named` finds a class or function again.
 
-    What only the program that runs knows, such as a class in ``__main__`` or in a function, has
-    none: it gets its own. Where a name may stand for a record of the thing, ``unwrap`` returns the
-    thing of a record.
+    An object that only the running program has, such as a class in ``__main__`` or inside a
+    function, has no such name; its ``__name__`` is returned.
+
+    Parameters
+    ----------
+    kind, builtin
+        As for :func:`named`.
+    thing
+        The class or function.
+    unwrap
+        Returns the object of a record, for kinds whose names may stand for records.
     """
     unwrap = unwrap or (lambda found: found)
     for name, known in builtin.items():
         if unwrap(known) is thing:
             return name
     for name, point in installed(kind).items():
-        with suppress(ConfigError):  # what cannot be imported has not made the thing
+        with suppress(ConfigError):  # a package that cannot be imported cannot define it
             if (
                 name not in builtin
                 and point.module in sys.modules
@@ -259,23 +305,24 @@ def name_of(
 def check_function(
     found: Any, what: str, returns: str, takes: Collection[str] | None = None
 ) -> Callable[..., Any]:
-    """Return a user's own function, checked for how it can be called.
+    """Return a user's own function after checking that it can be called as needed.
 
     Parameters
     ----------
     found
-        What a name stands for.
+        The object that a name stands for.
     what
-        What to call it in a message, such as ``partition 'my_data:by_age'``.
+        Description of the object for messages, such as ``partition 'my_data:by_age'``.
     returns
-        What it returns, in words.
+        Description of its result, for messages.
     takes
-        What it is called with by position; all else are options. None: it is called by name alone.
+        Names of the arguments that it is called with by position; its other parameters are options.
+        None: it is called by keywords only.
 
     Raises
     ------
     ConfigError
-        If it is no function, or takes less by position, or needs more.
+        If it is not a function, takes fewer arguments by position, or requires more.
     """
     if not callable(found):
         raise ConfigError(
@@ -283,7 +330,7 @@ def check_function(
         )
     try:
         parameters = [*inspect.signature(found).parameters.values()]
-    except (TypeError, ValueError) as error:  # of some functions that are not written in Python
+    except (TypeError, ValueError) as error:  # some functions that are not written in Python
         raise ConfigError(f"{what} cannot be used: {error}; wrap it in a function") from error
     if takes is None:
         return found
@@ -298,17 +345,26 @@ def check_function(
 
 
 def call_own(what: str, function: Callable[..., T], *arguments: Any, **options: Any) -> T:
-    """Call a user's own function; a DataError says what it failed of, in a line."""
+    """Call a user's own function.
+
+    Raises
+    ------
+    DataError
+        If it fails with an error that is not fedclade's; the message is one line.
+    """
     try:
         return function(*arguments, **options)
     except FedcladeError:
         raise
-    except Exception as error:  # whatever it does
+    except Exception as error:  # a user's function may raise anything
         raise DataError(f"{what} failed: {_in_a_line(error)}") from error
 
 
 def summary_of(thing: object) -> str:
-    """Return the line about a thing for people: its ``summary`` or ``description``, or its docstring's first line."""
+    """Return a one-line description of an object, for people.
+
+    It is the object's ``summary`` or ``description``, or the first line of its docstring.
+    """
     if isinstance(thing, str):
         return thing
     for name in ("summary", "description"):
@@ -325,7 +381,10 @@ def _attribute(owner: Any, name: str) -> Any:
 
 
 def _in_a_line(error: BaseException) -> str:
-    """Return what an error of a user's own code says; with its class, unless it says what could not be imported."""
+    """Return an error's message in one line.
+
+    The class is added unless the message names what could not be imported.
+    """
     text = " ".join(str(error).split())
     return (
         text

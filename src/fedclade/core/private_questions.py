@@ -1,11 +1,12 @@
-"""Questions about updates that no server may see: sums of functions of them, and choices.
+"""Questions about updates that no server may see: sums of functions of updates, and choices.
 
-A client sketches its update and scales the sketch to length 1: that is its signature u ``[R]``,
-which stays with it. The client replies with a function of u: a vector of at most length 1, of which
-the server gets the sum over clients alone, or a choice.
+A client sketches its update and scales the sketch to length 1. The result is its signature u
+``[R]``, which never leaves the client. The client replies with a function of u: either a vector of
+length at most 1, of which the server gets only the sum over all clients, or a choice.
 
 Any two vectors that a client could send for one question have an inner product of at least 0, so
-they lie at most √2 apart: the sensitivity of their sum if the data of one client are replaced.
+their distance is at most √2. This is the sensitivity of their sum if the data of one client are
+replaced.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from torch.nn import functional
 from fedclade.core import rng
 
 SENSITIVITY = math.sqrt(2.0)
-"""Largest distance of two vectors that a client could send for one question about a sum."""
+"""Largest distance between two vectors that a client could send for a question about a sum."""
 
 
 @dataclass(frozen=True, eq=False)
 class Question(ABC):
-    """A question about the signatures of clients in a round.
+    """Question about the signatures of clients in a round.
 
     Parameters
     ----------
     seed, dim
-        Seed and size of the sketch, a count sketch to R = ``dim`` numbers: public, and the same for
-        all clients.
+        Seed and size of the sketch, a count sketch with R = ``dim`` entries. Both are public, and
+        the same for all clients.
     """
 
     about: ClassVar[str]
@@ -49,7 +50,10 @@ class Question(ABC):
         return 0
 
     def signatures(self, updates: Tensor) -> Tensor:
-        """Return the signatures u of updates ``[n, D]``: float64 ``[n, R]``; zeros for a zero update."""
+        """Return the signatures u of updates ``[n, D]``: float64 ``[n, R]``.
+
+        The signature of a zero update is zero.
+        """
         draw = rng.torch_generator(self.seed, "private signature")
         buckets = torch.randint(self.dim, (updates.shape[1],), generator=draw).to(updates.device)
         signs = 2.0 * torch.randint(2, (updates.shape[1],), generator=draw) - 1.0
@@ -62,22 +66,23 @@ class Question(ABC):
     def answered(self, signatures: Tensor) -> Tensor:
         """Return the replies for signatures ``[n, R]``.
 
-        Vectors ``[n, m]`` of at most length 1, or choices ``[n]``.
+        They are vectors ``[n, m]`` of length at most 1, or choices ``[n]``.
         """
 
 
 @dataclass(frozen=True, eq=False)
 class Moments(Question):
-    """Question for the second moments u uᵀ, of Frobenius norm 1.
+    """Question about the second moments u uᵀ, which have Frobenius norm 1.
 
-    A reply is their upper triangle; entries off the diagonal are multiplied by √2.
+    A reply is their upper triangle, with the entries off the diagonal multiplied by √2.
     """
 
     about = "moments"
 
     def answered(self, signatures: Tensor) -> Tensor:
-        """Return u uᵀ ``[n, R(R+1)/2]``."""
+        """Return the upper triangles of u uᵀ, ``[n, R(R+1)/2]``."""
         rows, columns = torch.triu_indices(self.dim, self.dim, device=signatures.device)
+        # Entries off the diagonal stand for two entries of u uᵀ, so √2 preserves its norm.
         scale = torch.where(rows == columns, 1.0, SENSITIVITY).to(signatures)
         return signatures[:, rows] * signatures[:, columns] * scale
 
@@ -86,23 +91,24 @@ class Moments(Question):
 class Placed(Question):
     """Question about the directions v of signatures within a subspace.
 
-    v is u projected on the subspace and scaled to length 1. ``basis [R, d]`` has orthonormal
+    v is the projection of u on the subspace, scaled to length 1. ``basis [R, d]`` has orthonormal
     columns.
     """
 
     basis: Tensor
 
     def directions(self, signatures: Tensor) -> Tensor:
-        """Return v ``[n, d]``."""
+        """Return the directions v ``[n, d]`` of signatures ``[n, R]``."""
         return functional.normalize(signatures @ self.basis.to(signatures), dim=1)
 
 
 @dataclass(frozen=True, eq=False)
 class Cells(Placed):
-    """Question for counts and sums of directions by cell.
+    """Question about the number and the sum of the directions in each cell.
 
-    A reply has a cell for each of B points ``[B, d]``: 1 and v, divided by √2, in the cell of the
-    nearest point, and zeros in all others.
+    There is a cell around each of B points ``[B, d]``; a direction belongs to the cell of the
+    nearest point. A reply has 1 + d entries for each cell: 1 and v, divided by √2, for its own
+    cell, and zeros for all others.
     """
 
     about = "cells"
@@ -110,9 +116,10 @@ class Cells(Placed):
     points: Tensor
 
     def answered(self, signatures: Tensor) -> Tensor:
-        """Return the cells ``[n, B (1 + d)]``."""
+        """Return the replies ``[n, B (1 + d)]``."""
         v = self.directions(signatures)
         cell = (v @ self.points.to(v).T).argmax(1)
+        # (1, v) has length √2, and a reply must have length at most 1.
         content = torch.cat([torch.ones_like(v[:, :1]), v], dim=1) / SENSITIVITY
         cells = v.new_zeros(len(v), len(self.points), content.shape[1])
         cells[torch.arange(len(v)), cell] = content
@@ -121,7 +128,7 @@ class Cells(Placed):
 
 @dataclass(frozen=True, eq=False)
 class Choice(Placed):
-    """Question for the centre, of k centres ``[k, d]``, with the largest inner product with v."""
+    """Question which of k centres ``[k, d]`` has the largest inner product with v."""
 
     about = "choice"
     sums = False

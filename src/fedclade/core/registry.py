@@ -1,4 +1,4 @@
-"""What a server knows of the clients of a run: names, sizes, and what their examples look like."""
+"""Registry of the clients of a run: their names, sizes, and the shape of their examples."""
 
 from __future__ import annotations
 
@@ -11,32 +11,42 @@ from typing import Any, Generic, Literal, TypeVar, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-# Mappings of a million clients: by id, over arrays, without an object for each.
+# Mappings by client id that are backed by arrays, so that a million clients need no objects.
 
 V = TypeVar("V")
 
 
 class Positions(Mapping[int, int]):
-    """At which place of an array of distinct ids each of them stands; one id, or many in one go."""
+    """Mapping from distinct ids to their positions in an array, for one id or for many at once."""
 
     def __init__(self, ids: NDArray[np.int64]) -> None:
         self.ids = ids
+        # Ids 0 to n - 1 are their own positions, so they need no search.
         self._plain = len(ids) == 0 or bool(ids[0] == 0 and (np.diff(ids) == 1).all())
         self._order = None if (np.diff(ids) > 0).all() else np.argsort(ids, kind="stable")
         self._sorted = ids if self._order is None else ids[self._order]
 
     @cached_property
     def sequence(self) -> Sequence[int]:
-        """The ids as Python's numbers, in order; a range, which takes no memory, if they are 0 to n - 1."""
+        """The ids as Python integers, in order.
+
+        If they are 0 to n − 1, this is a range, which takes no memory.
+        """
         return range(len(self.ids)) if self._plain else tuple(self.ids.tolist())
 
     @property
     def repeated(self) -> list[int]:
-        """Ids that stand there more than once."""
+        """Ids that occur more than once in the array."""
         return np.unique(self._sorted[1:][self._sorted[1:] == self._sorted[:-1]]).tolist()
 
     def of(self, ids: ArrayLike) -> NDArray[np.int64]:
-        """Return the places of some ids ``[k]``; a KeyError names the first that is not there."""
+        """Return the positions of some ids, ``[k]``.
+
+        Raises
+        ------
+        KeyError
+            If an id is not in the array; names the first such id.
+        """
         wanted = np.asarray(ids, dtype=np.int64).reshape(-1)
         found = wanted if self._plain else np.searchsorted(self._sorted, wanted)
         inside = (found >= 0) & (found < len(self.ids))
@@ -71,7 +81,15 @@ class Positions(Mapping[int, int]):
 
 
 class ArrayMapping(Mapping[int, V], Generic[V]):
-    """A value for each id: ``array`` has them in the order of the ids, as an array or as any sequence."""
+    """Mapping from ids to values that are stored in an array or another sequence.
+
+    Parameters
+    ----------
+    positions
+        The ids.
+    array
+        The values, in the order of the ids.
+    """
 
     def __init__(self, positions: Positions, array: NDArray[Any] | Sequence[V]) -> None:
         self.positions = positions
@@ -81,7 +99,7 @@ class ArrayMapping(Mapping[int, V], Generic[V]):
         )
 
     def of(self, ids: ArrayLike) -> NDArray[Any]:
-        """Return the values of some ids, ``[k]``; only of an array."""
+        """Return the values of some ids, ``[k]``; the values must be in an array."""
         return cast("NDArray[Any]", self.array)[self.positions.of(ids)]
 
     def __getitem__(self, key: int) -> V:
@@ -99,7 +117,7 @@ class ArrayMapping(Mapping[int, V], Generic[V]):
 
 
 class _Values(ValuesView[V]):
-    """Values as a list has them, rather than looked up one by one."""
+    """Values in the order of the ids, iterated without a look-up for each."""
 
     _mapping: ArrayMapping[V]
 
@@ -109,43 +127,52 @@ class _Values(ValuesView[V]):
 
 
 TaskKind = Literal["classification", "binary", "multilabel", "regression", "language"]
-"""What the targets of examples are: a label, yes or no, several of these, numbers, or the next token at each place."""
+"""Kinds of targets of examples.
+
+These are a label, yes or no, several labels, numbers, or the next token at each position.
+"""
 
 IGNORED = -100
-"""Target of a place that does not count, such as padding; what ``torch.nn.functional.cross_entropy`` ignores."""
+"""Target at positions that do not count, such as padding.
+
+``torch.nn.functional.cross_entropy`` ignores it by default.
+"""
 
 
 @dataclass(frozen=True)
 class DataSpec:
-    """What the examples of all clients look like: all that a server must know of data that it never sees."""
+    """Properties of the examples that all clients share.
 
-    data: str  # its name
-    input_shape: tuple[int, ...]  # of one input
-    # numbers that a model must give: of labels, of a target, or the size of the vocabulary
+    This is all that a server must know of data that it never sees.
+    """
+
+    data: str  # name of the data
+    input_shape: tuple[int, ...]  # shape of one input
+    # outputs of a model: number of labels, of numbers in a target, or of words in the vocabulary
     outputs: int
     task: TaskKind = "classification"
     vocabulary_size: int = 0  # 0 for data that is not text
-    # mean and deviation that scale pixels in [0, 1]; None: inputs are as is
+    # mean and standard deviation that scale pixels in [0, 1]; None: inputs are not scaled
     scaled: tuple[float, float] | None = None
 
     @property
     def labels(self) -> int | None:
-        """How many labels there are, of which each example has one; None where examples have none or several."""
+        """Number of labels if each example has exactly one; None otherwise."""
         return {"classification": self.outputs, "binary": 2}.get(self.task)
 
 
 @dataclass(eq=False)
 class ClientRegistry:
-    """The clients of a run. In a network it grows when clients join."""
+    """Clients of a run and their properties. In a network it grows when clients join."""
 
     schema: DataSpec
     description: str  # for people: data, partition, shift
     names: Mapping[int, str] = field(default_factory=dict[int, str])
     sizes: Mapping[int, int] = field(default_factory=dict[int, int])  # training examples |D_i|
-    true_clusters: Mapping[int, int] | None = None  # where they are known; for scoring only
-    # of a table, for people
+    true_clusters: Mapping[int, int] | None = None  # None if unknown; used for scoring only
+    # columns of a table, for people
     columns: Mapping[str, object] = field(default_factory=dict[str, object])
-    # what is so from a round on, where clients' data changes
+    # registries with the round from which each applies, if clients' data changes
     stages: Sequence[tuple[int, ClientRegistry]] = ()
 
     def __len__(self) -> int:
@@ -161,6 +188,6 @@ class ClientRegistry:
         )
 
     def in_round(self, number: int) -> ClientRegistry:
-        """Return what is known of the clients in a round, from 1."""
+        """Return the registry that applies in a round, numbered from 1."""
         begun = [registry for first, registry in self.stages if first <= number]
         return begun[-1] if begun else self

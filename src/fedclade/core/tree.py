@@ -1,4 +1,4 @@
-"""The parameter tree T = (V, E) of CFL's section V-C: every cluster there has been, its model, and how it was split."""
+"""Parameter tree T = (V, E) of CFL, section V-C: all clusters of a run, their models and splits."""
 
 from __future__ import annotations
 
@@ -14,42 +14,42 @@ from fedclade.core.arguments import checked
 from fedclade.core.errors import TreeError, shown
 from fedclade.core.plugins import Displayed
 
-# A node of the parameter tree: one cluster, its model, and how it was split.
-
 VECTORS = ("params", "trained_from", "continued")
-"""What of a node is a model, ``[S]``."""
+"""Fields of a node that are models ``[S]``."""
 
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """One cluster.
+    """One cluster: a node of the parameter tree.
 
     Parameters
     ----------
     id, parent
-        Its place in the tree's list of nodes, and that of the node it was split from; the root is
-        0, its parent None.
+        Its index in the tree's list of nodes, and the index of the node it was split from. The root
+        has id 0 and parent None.
     members
         Its clients c_v, in ascending order.
     params
-        Its model ``[S]``: the current one of a leaf; of an inner node the θ*_v at which the updates
-        before the split were made, so that eq. 47 holds for the cached updates to the letter.
+        Its model ``[S]``. For a leaf this is the current model; for an inner node it is the model
+        θ*_v at which the updates before the split were made, so that eq. 47 holds exactly for the
+        cached updates.
     born
-        Round after which it came into being; 0 is the start of the run.
+        Round after which it was created; 0 is the start of the run.
     split_in
         Round in which it was split; None for a leaf.
     criteria
-        The numbers by which its split was decided.
+        Values of the criteria that decided its split.
     cached
-        The signatures of the members' updates at the parent's model before the split, Δ_e of eq.
-        47, ``[n, R]`` in the order of members. None for the root, and where no split made the node.
+        Signatures of the members' updates at the parent's model before the split, Δ_e of eq. 47:
+        ``[n, R]`` in the order of members. None for the root, and for nodes that were not created
+        by a split.
     trained_from
-        The model ``[S]`` from which its last own training began, so that ``params - trained_from``
-        is its latest update (Δw_t^(g) of FedGroup's eq. 10); in FlexCFL the model that the group
-        began with. None where no algorithm needs it.
+        The model ``[S]`` from which its own last training began, so that ``params - trained_from``
+        is its latest update (Δw_t^(g) of FedGroup's eq. 10); in FlexCFL the first model of the
+        group. None if no algorithm needs it.
     continued
-        The model ``[S]`` that went on training beside the clusters that the node was split into,
-        and that clients are served with in place of ``params``. None where there is none.
+        A model ``[S]`` that continued to be trained after the node was split. Clients are evaluated
+        with it in place of ``params``. None if there is none.
     """
 
     id: int
@@ -71,29 +71,31 @@ class Node:
 
     @property
     def model(self) -> Tensor:
-        """The model ``[S]`` that clients are served with here."""
+        """The model ``[S]`` with which clients at this node are evaluated."""
         return self.params if self.continued is None else self.continued
 
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """A cluster of clients that were clustered anew."""
+    """A cluster that results from clustering clients again."""
 
     members: tuple[int, ...]
     leaf: int  # the leaf that it continues; 0 for a new one
     params: Tensor  # its model [S]
-    # signatures that its members are known by, [n, R] in their ascending order
+    # signatures of its members, [n, R], in ascending order of the members
     cached: Tensor | None
 
 
 @dataclass(frozen=True, eq=False)
 class ParameterTree(Displayed):
-    """All clusters of a run; its leaves are the current ones. Immutable: every change returns a new tree.
+    """All clusters of a run; the leaves are the current clusters.
+
+    A tree is immutable: every change returns a new tree.
 
     Parameters
     ----------
     nodes
-        By id, parents before children.
+        All nodes in the order of their ids, parents before children.
     """
 
     nodes: tuple[Node, ...]
@@ -104,7 +106,7 @@ class ParameterTree(Displayed):
     @classmethod
     @checked()
     def root_only(cls, members: Sequence[int], params: Tensor) -> ParameterTree:
-        """Return a tree of one cluster: all clients share one model."""
+        """Return a tree of one cluster: all clients share one model ``[S]``."""
         return cls((Node(0, None, tuple(sorted(members)), params),))
 
     @classmethod
@@ -112,10 +114,22 @@ class ParameterTree(Displayed):
     def star(
         cls, clusters: Sequence[Sequence[int]], params: Tensor, unassigned: Sequence[int] = ()
     ) -> ParameterTree:
-        """Return a root with one leaf for each cluster, which may be empty.
+        """Return a root with one leaf for each cluster; clusters may be empty.
 
-        The leaves start from one model ``[S]``, or from one each ``[K, S]``; the root has the
-        first. ``unassigned`` clients are the root's alone.
+        Parameters
+        ----------
+        clusters
+            Members of each cluster.
+        params
+            One first model ``[S]`` for all leaves, or one for each leaf, ``[K, S]``. The root has
+            the first.
+        unassigned
+            Clients in no cluster; they are members of the root only.
+
+        Raises
+        ------
+        TreeError
+            If there are no clusters, or ``params`` has another shape.
         """
         members = [*(client for cluster in clusters for client in cluster), *unassigned]
         if (
@@ -136,20 +150,20 @@ class ParameterTree(Displayed):
 
     @cached_property
     def leaves(self) -> tuple[Node, ...]:
-        """The current clusters, in the order of their ids."""
+        """Current clusters, in the order of their ids."""
         parents = {node.parent for node in self.nodes}
         return tuple(node for node in self.nodes if node.id not in parents)
 
     @cached_property
     def leaf_of(self) -> Mapping[int, int]:
-        """The leaf of each client; for those that no leaf holds, the deepest node that does."""
+        """Leaf of each client; for a client in no leaf, the deepest node that contains it."""
         leaves = set(self.leaves)
         inner = (node for node in self.nodes if node not in leaves)
         return {client: node.id for node in (*inner, *self.leaves) for client in node.members}
 
     @cached_property
     def stragglers(self) -> Mapping[int, tuple[int, ...]]:
-        """The clients that no leaf holds, in ascending order, by the node that they have in the place of one."""
+        """Clients in no leaf, in ascending order, by the deepest node of which they are members."""
         leaves = set(self.leaves)
         leaf_of = self.leaf_of
         inner = (node for node in self.nodes if node not in leaves)
@@ -161,7 +175,7 @@ class ParameterTree(Displayed):
         )
 
     def children(self, node: int) -> tuple[Node, ...]:
-        """Return the clusters that a node was split into.
+        """Return the clusters into which a node was split.
 
         Raises
         ------
@@ -172,12 +186,14 @@ class ParameterTree(Displayed):
         return tuple(child for child in self.nodes if child.parent == parent)
 
     def path(self, client: int) -> tuple[Node, ...]:
-        """Return the nodes from the root to a client's leaf: its models, from the most general to the most special.
+        """Return the nodes from the root to a client's leaf.
+
+        Their models go from the most general to the most specific one.
 
         Raises
         ------
         TreeError
-            If the tree does not know the client.
+            If the client is not in the tree.
         """
         self._check_client(client)
         return self.above(self.leaf_of[client])
@@ -196,12 +212,19 @@ class ParameterTree(Displayed):
         return tuple(path)
 
     def node_for(self, client: int, level: int = -1) -> Node:
-        """Return a node on a client's path: at level 0 the root, 1 its child, ...; from the other end, -1 the leaf.
+        """Return the node at a level of a client's path.
+
+        Parameters
+        ----------
+        client
+            The client.
+        level
+            0 is the root, 1 its child, and so on; −1 is the leaf, −2 its parent, and so on.
 
         Raises
         ------
         TreeError
-            If the tree does not know the client, or the path has no such level.
+            If the client is not in the tree, or its path has no such level.
         """
         path = self.path(client)
         try:
@@ -216,20 +239,31 @@ class ParameterTree(Displayed):
         return path[level]
 
     def model_for(self, client: int, level: int = -1) -> Tensor:
-        """Return the model ``[S]`` of a node on a client's path: the more specific, the higher the level.
+        """Return the model ``[S]`` at a level of a client's path (CFL, section V-C).
 
-        CFL, section V-C; levels and errors as in :meth:`node_for`. The root has in CFL the model of
-        plain federated learning. The models of inner nodes are those at which they were split, and
-        were trained no further, but for that of a root which went on training
-        (:attr:`Node.continued`).
+        Higher levels have more specific models; levels and errors are those of :meth:`node_for`. In
+        CFL, the root has the model of plain federated learning. An inner node has the model at
+        which it was split, which was not trained further, except for a root that continued to be
+        trained (:attr:`Node.continued`).
         """
         return self.node_for(client, level).model
 
     @checked("nodes")
     def models(self, nodes: Sequence[int], *, served: bool = False) -> tuple[Tensor, list[int]]:
-        """Return the distinct models of some nodes, ``[K, S]``, and for each of the nodes its row.
+        """Return the distinct models of some nodes, and the row of each node.
 
-        They are those that clients train from, or if ``served`` those that they are served with.
+        Parameters
+        ----------
+        nodes
+            Ids of n nodes.
+        served
+            Whether to return the models with which clients are evaluated (:attr:`Node.model`),
+            rather than those from which they train.
+
+        Returns
+        -------
+        tuple
+            The models ``[K, S]``, and a list of the n rows.
 
         Raises
         ------
@@ -240,7 +274,7 @@ class ParameterTree(Displayed):
             raise TreeError(f"nodes should be a list of at least 1 node, got {shown(nodes)}")
         try:
             distinct = set(nodes)
-        except TypeError:  # an entry that cannot be hashed, which is no node either
+        except TypeError:  # an entry that cannot be hashed is not the id of a node
             raise TreeError(
                 f"nodes should be a list of whole numbers, got {shown(nodes)}"
             ) from None
@@ -252,7 +286,7 @@ class ParameterTree(Displayed):
 
     @checked()
     def moved(self, node: int, delta: Tensor) -> ParameterTree:
-        """Return the tree after one node's model took a step (CFL Algorithm 2, line 7)."""
+        """Return the tree with ``delta [S]`` added to a node's model (CFL Algorithm 2, line 7)."""
         return self.with_model(node, self._known_node(node, delta).params + delta)
 
     @checked()
@@ -262,21 +296,37 @@ class ParameterTree(Displayed):
 
     @checked()
     def trained(self, node: int, delta: Tensor) -> ParameterTree:
-        """Return the tree after one node's model took a step of its own, with the model that it began from."""
+        """Return the tree after a node's own training added ``delta [S]`` to its model.
+
+        The model before the step is stored in :attr:`Node.trained_from`.
+        """
         began = self._known_node(node, delta).params
         return self._with(replace(self.nodes[node], params=began + delta, trained_from=began))
 
     def continued(self, model: Tensor) -> ParameterTree:
-        """Return the tree after the root's model went on to ``model [S]``; the root keeps what it was split at."""
+        """Return the tree with the model ``[S]`` that the root's continued training has reached.
+
+        The root's ``params`` remain the model at which it was split.
+        """
         return self._with(replace(self.nodes[0], continued=model))
 
     @checked()
     def reassigned(self, leaf_of: Mapping[int, int]) -> ParameterTree:
         """Return the tree after some clients changed their leaf.
 
-        Leaves stay leaves, even without members, and the nodes above them keep the members that
-        they were split with. ``leaf_of`` has the new leaf of each client that changes it, or the
-        root for none; all others stay.
+        Leaves remain leaves, even without members, and the nodes above them keep the members that
+        they were split with.
+
+        Parameters
+        ----------
+        leaf_of
+            The new leaf of each client that changes it, or the root if the client is then in no
+            leaf.
+
+        Raises
+        ------
+        TreeError
+            If a new place is neither a leaf nor the root.
         """
         places = {0, *(leaf.id for leaf in self.leaves), *self.stragglers}
         if lost := [leaf for leaf in leaf_of.values() if leaf not in places]:
@@ -294,7 +344,7 @@ class ParameterTree(Displayed):
                 left.setdefault(before, set()).add(client)
         tree = self
         for leaf in self.leaves:
-            # cached updates stand in the order of the old members
+            # drop cached updates, which are in the order of the old members
             if came[leaf.id] or leaf.id in left:
                 gone = left.get(leaf.id, ())
                 stayed = (client for client in leaf.members if client not in gone)
@@ -312,20 +362,22 @@ class ParameterTree(Displayed):
         round_number: int,
         criteria: Mapping[str, float],
     ) -> ParameterTree:
-        """Return the tree after a cluster was split (CFL Algorithm 5, line 19); its children go on from its model.
+        """Return the tree after a cluster was split (CFL Algorithm 5, line 19).
+
+        The children start from the cluster's current model.
 
         Parameters
         ----------
         node, parts
             The cluster, and the members of each child.
         params
-            The model ``[S]`` that the node keeps: the one at which the updates before the split
+            The model ``[S]`` that the node stores: the one at which the updates before the split
             were made.
         cached
-            The signatures of those updates for each child, ``[n, R]`` in ascending order of its
+            The signatures of these updates for each child, ``[n, R]`` in ascending order of its
             members.
         round_number, criteria
-            The round in which it was decided, and the numbers by which.
+            The round of the decision, and the values of its criteria.
         """
         parent = self.nodes[node]
         first = len(self.nodes)
@@ -351,11 +403,23 @@ class ParameterTree(Displayed):
         params: Tensor | None = None,
         criteria: Mapping[str, float] | None = None,
     ) -> ParameterTree:
-        """Return a star after its clients were clustered anew; leaves that no group goes on with are left empty.
+        """Return a star after its clients were clustered again.
 
-        Clients in no group are the root's alone. The root keeps ``params [S]``, the model at which
-        the updates that the groups were found by were made; without these it stays as it is, and so
-        do the signatures of the groups. The groups train in this round already.
+        Leaves that no group continues stay in the tree without members. Clients in no group are
+        members of the root only. The groups train in this round already.
+
+        Parameters
+        ----------
+        groups
+            The new clusters.
+        round_number
+            The current round.
+        params
+            The model ``[S]`` at which the updates were made that the groups result from; the root
+            stores it. None: the root does not change.
+        criteria
+            Values of the criteria that decided the clustering; the root stores them with
+            ``params``.
         """
         root = self.nodes[0]
         if params is not None:
@@ -383,9 +447,15 @@ class ParameterTree(Displayed):
         return ParameterTree(tuple(nodes))
 
     def with_members(self, node: int, clients: Sequence[int], signatures: Tensor) -> ParameterTree:
-        """Return the tree after m new clients joined a cluster that a split made.
+        """Return the tree after m new clients joined a cluster.
 
-        ``signatures [m, R]`` of their updates at its parent's model are cached beside the others'.
+        Parameters
+        ----------
+        node, clients
+            The cluster, which a split must have created, and the m clients.
+        signatures
+            Signatures ``[m, R]`` of their updates at the model of the cluster's parent. They are
+            added to the cached ones.
         """
         cluster = self.nodes[node]
         members = [*cluster.members, *clients]
@@ -397,15 +467,15 @@ class ParameterTree(Displayed):
 
     @checked()
     def with_newcomers(self, clients: Sequence[int]) -> ParameterTree:
-        """Return the tree after clients came that are in no cluster yet: they are the root's alone."""
+        """Return the tree with new clients that are in no cluster yet: members of the root only."""
         root = self.nodes[0]
         return self._with(replace(root, members=tuple(sorted({*root.members, *clients}))))
 
     @checked()
     def without(self, clients: Sequence[int]) -> ParameterTree:
-        """Return the tree after clients left: no node has them as members, and no updates of theirs are cached.
+        """Return the tree without clients that left, and without their cached updates.
 
-        All models stay, also those of clusters that nobody is left in.
+        All models remain, also those of clusters without any member left.
         """
         gone = set(clients)
         nodes = list[Node]()
@@ -424,7 +494,15 @@ class ParameterTree(Displayed):
         models: Callable[[Tensor], Tensor],
         signatures: Callable[[Tensor], Tensor] | None = None,
     ) -> ParameterTree:
-        """Return the tree with every model ``[S]`` mapped, and all cached signatures ``[n, R]`` if so wanted."""
+        """Return the tree with a function applied to all vectors.
+
+        Parameters
+        ----------
+        models
+            Applied to every model ``[S]``.
+        signatures
+            Applied to the cached signatures ``[n, R]`` of every node; None leaves them unchanged.
+        """
 
         def mapped(node: Node) -> Node:
             vectors = {
@@ -442,7 +520,7 @@ class ParameterTree(Displayed):
         return ParameterTree(tuple(map(mapped, self.nodes)))
 
     def _known_node(self, node: int, vector: Tensor | None = None) -> Node:
-        """Return a node by its id; a TreeError if the tree has no such node, or its model is of another shape."""
+        """Return a node by its id; the model's shape must be that of ``vector``, if given."""
         try:
             place = index(node)
         except TypeError:
@@ -461,12 +539,12 @@ class ParameterTree(Displayed):
         )
 
     def _check_client(self, client: int) -> None:
-        """Check that the tree knows a client; a TreeError if it does not."""
+        """Raise a TreeError if a client is not in the tree."""
         clients = self.leaf_of
         try:
             if client in clients:
                 return
-        except TypeError:  # of a list, which is no client
+        except TypeError:  # a value that cannot be hashed, such as a list, is not a client
             pass
         known = (
             f"{len(clients)} clients from {min(clients)} to {max(clients)}"
@@ -477,7 +555,7 @@ class ParameterTree(Displayed):
 
     def _with(self, node: Node) -> ParameterTree:
         tree = ParameterTree((*self.nodes[: node.id], node, *self.nodes[node.id + 1 :]))
-        # the clients are where they were; of many, to look takes long
+        # members did not change, so reuse the mappings of clients: with many clients they are slow
         if node.members is self.nodes[node.id].members:
             known = {
                 name: self.__dict__[name]

@@ -1,4 +1,4 @@
-"""Updates of clients in a round: checked where they arrive, then selected and concatenated."""
+"""Updates of clients in one round: checked on arrival, then selected and concatenated."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from fedclade.core.arguments import checked
 from fedclade.core.errors import UpdateError, require
 from fedclade.core.events import Event
 
-# How updates of a cluster are aggregated: by which rule, and within which limits; the
-# ``[aggregate]`` section.
+# Settings of the ``[aggregate]`` section: the aggregation rule and the limits on single updates.
 
 Rule = Literal[
     "mean",
@@ -28,21 +27,27 @@ Rule = Literal[
     "geometric_median",
     "centred_clipping",
 ]
-"""How one update is made of those of a cluster; see ``core/aggregate.py``."""
+"""Rules that combine the updates of a cluster into one update; see ``core/aggregate.py``."""
 
 Limit = float | Literal["auto"]
 
 CLIP_ABOVE = 2.0
-"""What ``clip_above`` is where some clients may lie.
+"""Value of ``clip_above`` if it is ``auto`` and some clients may be malicious.
 
-A third of a cluster that sends five times its updates makes steps too long to learn by; at twice it
-does not. Of honest clients it shortens few (``benchmarks/limits.py``).
+If a third of a cluster sends five times its updates, the steps of the cluster are too long to
+learn; with updates clipped at twice the median norm they are not. Few updates of honest clients are
+shortened at this value (``benchmarks/limits.py``).
 """
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a single client may do, as settled for a run; infinity is no limit."""
+    """Limits on the weight and the norm of a single update, as resolved for a run.
+
+    ``largest_weight`` is a multiple of the median number of training examples; ``largest_norm`` and
+    ``clip_above`` are multiples of the median norm. Infinity means no limit. See
+    :class:`Aggregation`.
+    """
 
     largest_weight: float = math.inf
     largest_norm: float = math.inf
@@ -50,46 +55,52 @@ class Limits:
 
     @property
     def limits(self) -> bool:
-        """Whether there is any limit."""
+        """Whether at least one limit is set."""
         return self != Limits()
 
 
 @checked()
 @dataclass(frozen=True, kw_only=True)
 class Aggregation:
-    """The ``[aggregate]`` section: how the updates of each cluster become one.
+    """The ``[aggregate]`` section: settings that combine the updates of each cluster into one.
 
     Parameters
     ----------
     rule
-        ``mean`` by default; ``median``, ``trimmed_mean``, ``krum``, ``multi_krum``, ``bulyan``,
-        ``geometric_median`` or ``centred_clipping`` hold where some clients send anything at all.
+        ``mean`` by default. ``median``, ``trimmed_mean``, ``krum``, ``multi_krum``, ``bulyan``,
+        ``geometric_median`` and ``centred_clipping`` are robust: they tolerate some clients that
+        send arbitrary updates.
     byzantine
-        Share of a cluster's clients that may do so, in [0, 0.5). Of n that answer, f are cut, or
-        not relied on: this share, rounded down, and at most what the rule allows for n.
+        Share of a cluster's clients that may send arbitrary updates, in [0, 0.5). If n clients
+        reply, the rule tolerates f of them: this share of n, rounded down, and at most the largest
+        number that the rule allows for n.
     mixing
-        Whether each update is replaced by the mean of the n − f nearest to it before the rule
-        (nearest-neighbour mixing), since clients differ.
+        Whether each update is replaced by the mean of the n − f updates nearest to it before the
+        rule is applied (nearest-neighbour mixing), since the data of clients differ.
     radius
         τ of ``centred_clipping``, in parameter units; by default the median of the distances from
         the centre.
     largest_weight
-        How many times as many training examples as the median client one counts with at most.
+        Upper bound on the number of training examples that a client is weighted by, as a multiple
+        of the median client's number.
     largest_norm
-        An update that is more than so many times as long as the median of its cluster is left out.
+        An update is left out if its norm exceeds this multiple of the median norm in its cluster.
     clip_above
-        One that is more than so many times as long is shortened to that. Infinity is no limit;
-        ``auto`` is none in a simulation whose clients are all honest. Where some may lie it is 2,
-        20 and 2; over a network the first two are those of the ``[network]`` section. Without a
-        largest norm, ``auto`` clips nothing, nor with a robust rule: a lie that is shortened stands
-        out less.
+        An update is scaled down to this multiple of the median norm in its cluster if it is longer.
+        Infinity is no limit. For this parameter and the two before, ``auto`` sets no limit in a
+        simulation whose clients are all honest. If some may be malicious, the values are 2
+        (``largest_weight``), 20 (``largest_norm``) and 2 (``clip_above``); over a network the first
+        two are those of the ``[network]`` section. ``auto`` clips nothing if there is no largest
+        norm, nor with a robust rule: a malicious update that has been shortened is harder to tell
+        from honest ones.
     leave_out_opposed
-        Whether an update that moves a model against the other clients that chose this model is left
-        out, where clients state which cluster they belong to (``ifca``). ``auto``: where some
-        clients may lie, as over a network. The papers know of no such rule, and honest clients
-        hardly ever meet it; each case is an event. ``ifca`` with ``restarts`` then does not go on
-        with a set of models that is clearly worse than another, if a share ``byzantine`` of the
-        lowest losses and of the highest is left out.
+        Whether an update is left out if it moves a model against the other clients that chose the
+        same model. It applies to methods whose clients state the cluster that they belong to
+        (``ifca``). ``auto``: true if some clients may be malicious, as over a network. The papers
+        have no such rule; honest clients hardly ever trigger it, and each case is an event.
+        ``ifca`` with ``restarts`` then does not choose the set of models with the lowest mean loss
+        if another set is clearly better when a share ``byzantine`` of the lowest losses and of the
+        highest is left out.
 
     Raises
     ------
@@ -151,7 +162,11 @@ class Aggregation:
 
     @property
     def described(self) -> dict[str, Any]:
-        """The settings as a run's config notes them; what earlier versions did not know is left out if not set."""
+        """The settings as saved in a run's config.
+
+        A key that earlier versions did not have (``leave_out_opposed``) is left out if it has its
+        default.
+        """
         settings = asdict(self)
         if self.leave_out_opposed == "auto":
             del settings["leave_out_opposed"]
@@ -159,13 +174,21 @@ class Aggregation:
 
     @property
     def is_robust(self) -> bool:
-        """Whether the rule needs the updates of single clients."""
+        """Whether the rule is robust, and so needs the updates of single clients."""
         return self.rule != "mean"
 
     def limits(
         self, *, untrusted: bool, largest_weight: float = 2.0, largest_norm: float = 20.0
     ) -> Limits:
-        """Return the limits of a run; what is left to ``auto`` acts where clients are ``untrusted``, that may lie."""
+        """Return the limits of a run.
+
+        Parameters
+        ----------
+        untrusted
+            Whether clients may be malicious. Limits set to ``auto`` apply only in this case.
+        largest_weight, largest_norm
+            Values that ``auto`` stands for in this case.
+        """
         auto = (largest_weight, largest_norm) if untrusted else (math.inf, math.inf)
         weight = auto[0] if isinstance(self.largest_weight, str) else self.largest_weight
         norm = auto[1] if isinstance(self.largest_norm, str) else self.largest_norm
@@ -174,57 +197,89 @@ class Aggregation:
 
     @property
     def looks_at_updates(self) -> bool:
-        """Whether a rule or a limit that was asked for needs the updates of single clients."""
+        """Whether the settings include a rule or a limit that needs the updates of single clients.
+
+        Limits that only ``auto`` would set do not count.
+        """
         return (
             self.is_robust or self.limits(untrusted=False).limits or self.leave_out_opposed is True
         )
 
     def looks_for_opposed(self, *, untrusted: bool, clients_choose: bool) -> bool:
-        """Return whether opposed updates are left out of a run, by whether its clients may lie and choose a cluster."""
+        """Return whether opposed updates are left out of a run.
+
+        Parameters
+        ----------
+        untrusted
+            Whether the run's clients may be malicious.
+        clients_choose
+            Whether each client chooses its cluster itself.
+        """
         if self.leave_out_opposed == "auto":
             return untrusted and clients_choose
         return self.leave_out_opposed
 
     def tolerated(self, clients: int, most: int) -> int:
-        """Return f of so many clients: the share of them, rounded down, at most what a rule allows, at least 0."""
+        """Return f, the number of n = ``clients`` clients that the rule tolerates.
+
+        It is the share ``byzantine`` of n, rounded down, at most ``most`` (the rule's own bound)
+        and at least 0.
+        """
+        # Rounded first, since 0.29 * 100 is 28.999999999999996 in floating point.
         return max(0, min(math.floor(round(self.byzantine * clients, 9)), most))
 
 
 LARGEST_NORM = 1e18
-"""Of an update: the product of two larger ones overflows float32, and no similarity could be computed."""
+"""Largest norm of a usable update.
+
+The product of two longer ones overflows float32, so that no similarity could be computed.
+"""
 
 DROPPED_OUT = "dropped out"
-"""Why a client is left out that was sent a model and sent nothing back."""
+"""Reason for leaving out a client that was sent a model and did not reply."""
 
 TOO_LATE = "too late"
-"""Why a client is left out that was not waited for."""
+"""Reason for leaving out a client that the server did not wait for."""
 
 FORBIDS = "the client's policy forbids"
-"""How a refusal begins by which the server sees that it will not get this answer, however often it asks."""
+"""First words of a refusal by a client's policy.
+
+They tell the server that the client will not reply to this query, however often it is repeated.
+"""
 
 KEEPS_NONE = "keeps no model of its own"
-"""How the reason begins why a client is left out that should go on with its own model, and has lost it."""
+"""First words of the reason for leaving out a client that should use a local model and has none."""
 
 NOT_ASKED = "not asked"
-"""How the reason begins why a client is left out that was sent nothing."""
+"""First words of the reason for leaving out a client that was sent nothing."""
 
 REJECTED_SUM = "sum rejected"
-"""How the reason begins why a client is left out whose update is in a sum that is not used."""
+"""First words of the reason for leaving out a client whose update is part of a rejected sum."""
 
 CONVERTED_AT_A_TIME = 2**17
-"""Entries of updates that are converted to float64 at once: 1 MiB, which stays in a processor's cache."""
+"""Entries of updates converted to float64 at once: 1 MiB, which fits a processor's cache."""
 
 
 @dataclass(frozen=True, eq=False)
 class Sums:
-    """What a run that streams keeps of updates: Σ |D_i| Δθ_i over each of G groups of clients."""
+    """Sums of updates, stored in a streaming run in place of single updates.
+
+    A sum is Σ |D_i| Δθ_i over the clients of one of G groups.
+    """
 
     groups: Tensor  # the sums, [G, S]
-    group: Tensor  # which of them each client is part of, int64 [n]
-    noise: float = 0.0  # standard deviation of what was added to each number of a sum, for privacy
+    group: Tensor  # group of each client, a row of ``groups``, int64 [n]
+    noise: float = 0.0  # standard deviation of the privacy noise added to each entry of a sum
 
     def select(self, rows: Tensor) -> tuple[Sums, Tensor]:
-        """Return the sums of the groups of some clients, and the rows of the other clients in these groups."""
+        """Return the sums that include some clients.
+
+        Returns
+        -------
+        tuple
+            The sums of these clients' groups, and the rows of the other clients in the same groups,
+            whose updates cannot be separated from theirs.
+        """
         kept, group = torch.unique(self.group[rows], return_inverse=True)
         besides = torch.isin(self.group, kept)
         besides[rows] = False
@@ -233,48 +288,50 @@ class Sums:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Updates:
-    """Updates of n clients in one round, of a model with D parameters and S = D + buffers entries.
+    """Updates of n clients in one round, of a model with D parameters and S entries in all.
 
     Parameters
     ----------
     ids
         The clients, ``[n]``.
     sizes
-        Their training examples |D_i|, float64 ``[n]``.
+        Numbers |D_i| of training examples, float64 ``[n]``.
     losses
         Mean training loss of each client in the round, ``[n]``.
     norms
         ‖Δθ_i‖ of the parameters, in parameter units, float64 ``[n]``.
     n_parameters
-        D.
+        D. The other S − D entries are buffers.
     deltas
-        Weight updates Δθ_i (CFL eq. 1), ``[n, S]``. None in a run that streams, which has ``sums``
-        in their place.
+        Weight updates Δθ_i (CFL eq. 1), ``[n, S]``. None in a streaming run, which has ``sums``
+        instead.
     sums
-        Sums of weight updates, one for each model that was sent out.
+        Sums of weight updates, one for each model that was sent out; in a streaming run only.
     sketches
-        What clients are compared by, ``[n, R]``, where it is not the update itself; always there in
-        a stream.
+        Signatures by which clients are compared, ``[n, R]``, if these differ from the updates;
+        always set in a streaming run.
     parts
-        Where clients trained on m parts of their data one by one, what these are compared by, ``[n,
-        m, R]``; ``deltas`` are the means of their updates then.
+        Signatures of each part, ``[n, m, R]``, if clients trained on m parts of their data
+        separately; ``deltas`` are then the means over the parts. None otherwise.
     components
-        Where clients trained the components of a mixture, which of them each weighs most, int64
-        ``[n]``; where they were asked for a choice, what each says.
+        If clients trained the components of a mixture: the component with the largest weight of
+        each client, int64 ``[n]``. If the query contained a question that calls for a choice: the
+        choice of each client.
     left_out
-        Why each client that was queried, and is not among ``ids``, is left out.
+        Reason for each queried client that is not among ``ids``.
     limited
-        What was limited of each client's update or weight, and why.
+        Description of what was limited in each client's update or weight, and why.
     aggregation
-        How updates of a cluster are aggregated, where that is robust; None: they have a mean.
+        Settings of a robust rule by which the updates of a cluster are aggregated; None: by their
+        mean.
     uncapped
-        The training examples that each client says it has trained on, float64 ``[n]``, where some
-        count with fewer.
+        Number of training examples that each client claims, float64 ``[n]``, if some are weighted
+        by a smaller number.
     shortened
-        What the parameters of each update were multiplied by, float64 ``[n]``, where some were too
-        long.
+        Factor by which the parameters of each update were multiplied, float64 ``[n]``, if some
+        updates were too long.
     events
-        What happened on the way and belongs in the log of the run, such as a sum that was rejected.
+        Events of the query for the run's log, such as a rejected sum.
     """
 
     ids: tuple[int, ...]
@@ -304,7 +361,23 @@ class Updates:
         losses: Tensor,
         number: int,
     ) -> Updates:
-        """Leave out clients whose loss or update is not finite, or whose update is longer than LARGEST_NORM.
+        """Return received updates without those that are unusable.
+
+        A client is left out if its loss or update is not finite, or if its update is longer than
+        :data:`LARGEST_NORM`.
+
+        Parameters
+        ----------
+        ids, sizes
+            The clients, ``[n]``, and their numbers of training examples.
+        deltas
+            Updates ``[n, S]``.
+        n_parameters
+            Number D of parameters.
+        losses
+            Training losses ``[n]``.
+        number
+            Number of the round, for error messages.
 
         Raises
         ------
@@ -318,7 +391,7 @@ class Updates:
             )
         norms = row_norms(deltas[:, :n_parameters])
         whole = torch.hypot(norms, row_norms(deltas[:, n_parameters:]))
-        # NaN is not less than anything
+        # A comparison with NaN is false, so a NaN norm is not usable either.
         usable = (whole <= LARGEST_NORM) & torch.isfinite(losses).cpu()
         left_out = {
             ids[i]: _what_is_wrong(deltas[i], float(whole[i]), float(losses[i]))
@@ -346,7 +419,11 @@ class Updates:
         losses: Tensor,
         number: int,
     ) -> Updates:
-        """Check updates that came one by one, each of any shape, for a model of S = ``size`` entries."""
+        """Return updates that arrived one by one, without those that are unusable.
+
+        As :meth:`received`, but ``rows`` may have any shapes. A client whose row does not have S =
+        ``size`` entries is left out.
+        """
         fit = [i for i, row in enumerate(rows) if row.shape == (size,)]
         shapes = {
             client: tuple(row.shape)
@@ -365,7 +442,7 @@ class Updates:
 
     @classmethod
     def of_nobody(cls, left_out: Mapping[int, str], models: Tensor, n_parameters: int) -> Updates:
-        """Return the updates of no client, where none answered, to models ``[K, S]``."""
+        """Return an empty result for a query for models ``[K, S]`` to which no client replied."""
         none = torch.zeros(0, dtype=torch.float64)
         deltas = models.new_zeros(0, models.shape[1])
         empty = cls(
@@ -375,7 +452,13 @@ class Updates:
 
     @property
     def required_deltas(self) -> Tensor:
-        """The update of each client, ``[n, S]``; an UpdateError if the run streams."""
+        """The update of each client, ``[n, S]``.
+
+        Raises
+        ------
+        UpdateError
+            If the run streams, and so stores no single updates.
+        """
         if self.deltas is None:
             raise UpdateError(
                 f"the updates of {len(self.ids)} clients are needed one by one, but this run "
@@ -394,9 +477,14 @@ class Updates:
 
     @property
     def signatures(self) -> Tensor:
-        """What clients are compared by, ``[n, R]``: by default the update without its buffers, ``[n, D]``.
+        """Vectors by which clients are compared, ``[n, R]``.
 
-        An UpdateError is raised if the run streams and keeps none.
+        By default a signature is the update without its buffers, ``[n, D]``.
+
+        Raises
+        ------
+        UpdateError
+            If the run streams and stores no signatures.
         """
         if self.deltas is None and self.sketches is not None and self.sketches.shape[1] == 0:
             raise UpdateError(
@@ -409,9 +497,12 @@ class Updates:
         )
 
     def select(self, members: Sequence[int]) -> Updates:
-        """Return the updates of those members that answered, in the order of the members.
+        """Return the updates of those ``members`` that replied, in the order of ``members``.
 
-        An UpdateError is raised if the run streams, and the members share a sum with others.
+        Raises
+        ------
+        UpdateError
+            If the run streams, and the members share a sum with other clients.
         """
         rows = self._rows(members)
         named = set(members)
@@ -445,13 +536,14 @@ class Updates:
         )
 
     def signatures_of(self, members: Sequence[int]) -> Tensor:
-        """Return the signatures of those members that answered, ``[m, R]`` in the order of the members."""
+        """Return the signatures ``[m, R]`` of the members that replied, in the order given."""
         return self.signatures[self._rows(members)]
 
     def concat(self, other: Updates) -> Updates:
-        """Return these updates and those of other clients, made at the same models in the same round.
+        """Return these updates and the ``other`` ones, of other clients, concatenated.
 
-        Clients that are left out of one and answered in the other are no longer left out.
+        Both must come from the same models in the same round. A client that is left out of one and
+        replied in the other is not left out of the result.
         """
         left_out = {
             c: why
@@ -518,7 +610,7 @@ def _joined(mine: Tensor | None, others: Tensor | None) -> Tensor | None:
 def _filled(
     mine: tuple[Tensor | None, Tensor], others: tuple[Tensor | None, Tensor]
 ) -> Tensor | None:
-    """Return the rows of both, those of one that has none from what stands for them; None if neither has any."""
+    """Concatenate two optional columns, each given with its default; None if neither is set."""
     if mine[0] is None and others[0] is None:
         return None
     return torch.cat([rows if rows is not None else instead for rows, instead in (mine, others)])
@@ -533,12 +625,12 @@ def _what_is_wrong(delta: Tensor, norm: float, loss: float) -> str:
 
 
 def make_usable(deltas: Tensor, losses: Tensor) -> None:
-    """Change updates ``[n, S]`` and losses ``[n]`` in place so that :meth:`Updates.received` leaves none out.
+    """Change updates and losses in place so that :meth:`Updates.received` accepts all of them.
 
-    An update with an entry that is not finite becomes zeros, one that is too long is scaled down,
-    and every loss becomes 0. This is for clients with differential privacy: clipping and noise come
-    afterwards, so any change of the update is allowed here, while a reply that is missing would
-    reveal something about the data without any noise.
+    Of the updates ``[n, S]``, one with an entry that is not finite becomes zeros, and one that is
+    too long is scaled down. Every loss ``[n]`` becomes 0. This is for clients with differential
+    privacy: clipping and noise are applied afterwards, so any change of the update is allowed here,
+    while a missing reply would reveal something about the data without any noise.
     """
     is_finite = torch.isfinite(deltas).all(dim=1)
     deltas[~is_finite] = 0
@@ -551,7 +643,10 @@ def make_usable(deltas: Tensor, losses: Tensor) -> None:
 
 
 def row_norms(rows: Tensor, from_: Tensor | None = None) -> Tensor:
-    """Return the norm of each row of ``[n, m]``, float64 ``[n]``, or its distance from a point ``[m]``."""
+    """Return the norm of each row of ``[n, m]``, float64 ``[n]`` on the CPU.
+
+    If a point ``from_ [m]`` is given, return the distance of each row from it.
+    """
     at_once = max(1, CONVERTED_AT_A_TIME // max(1, rows.shape[1]))
     parts = (some if from_ is None else some - from_ for some in rows.split(at_once))
     return torch.cat(
