@@ -12,7 +12,7 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / "own_method.py"
 
 def test_a_method_of_ones_own_is_one_short_file_that_finds_the_clusters():
     source = EXAMPLE.read_text(encoding="utf-8")
-    assert len(source.splitlines()) < 60
+    assert len(source.splitlines()) < 100
     assert "from fedclade." not in source, "what authors need is exported from fedclade itself"
     method = runpy.run_path(str(EXAMPLE), run_name="example")["UpdateKMeans"]
     federation = fedclade.load_federation(

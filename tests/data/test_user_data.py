@@ -414,5 +414,5 @@ def test_a_data_set_without_a_length_is_refused(data: Any) -> None:
 
 
 def test_the_type_that_a_user_gave_is_named():
-    with pytest.raises(DataError, match="targets of .* should be numbers, got list: "):
+    with pytest.raises(DataError, match=r"targets of .* should be numbers, got list: "):
         federation({"a": (np.zeros((4, 2), "float32"), ["x", "y", "x", "y"])})
