@@ -88,7 +88,7 @@ def test_a_run_has_the_models_of_those_that_are_served_with_theirs_alone(keeps, 
     assert run.summary.get("own_models", 0) == len(run.kept)
     shown = StringIO()
     Console(file=shown, width=120).print(run_table(run))
-    assert ("4 of 4 clients served with one" in shown.getvalue()) == keeps
+    assert ("evaluated for 4 of 4 clients" in shown.getvalue()) == keeps
     assert (model_card(run, run.tree.nodes[0], run.layout)["accuracy"] is None) == keeps
     export_model(run, tmp_path / "0.safetensors", client=0)
     mine, shared = (
