@@ -30,11 +30,11 @@ demo: install  ## the main job on handwritten digits: FedAvg, CFL, oracle and lo
 federation: install  ## a server and NODES=4 clients as processes on this machine, over TLS; DATA=digits or mnist
 	$(BIN)/python examples/flower/federation.py --nodes $(or $(NODES),4) --data $(or $(DATA),digits)
 
-test: install  ## the tests, some at a time on each core
-	$(PYTEST) -m "not slow"
+test: install  ## the quick tests, some at a time on each core
+	$(PYTEST) -m "not slow and not long"
 
-test-all: test  ## the tests, and then the slow ones: real processes, long runs, whole experiments
-	$(PYTEST) -m slow
+test-all: test  ## the quick tests, and then all others: real processes, long runs, whole experiments
+	$(PYTEST) -m "slow or long"
 
 check: install  ## lint, types, and the direction of imports
 	$(BIN)/ruff check .

@@ -14,6 +14,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from tests.long_tests import read_list
+
 MEMORY = Path("/dev/shm")
 
 ENOUGH = 4 * 2**30
@@ -44,6 +46,15 @@ def pytest_configure():
     """Let temporary files lie in memory where there is much of it: removing tens of thousands takes a disk a minute."""
     if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ENOUGH:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]):
+    """Mark the tests that take long, by the list of ``long_tests.py``."""
+    long_functions = read_list()
+    for item in items:
+        if item.nodeid.partition("[")[0] in long_functions:
+            item.add_marker(pytest.mark.long)
 
 
 def pytest_collection_finish():

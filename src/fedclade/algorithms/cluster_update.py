@@ -1,4 +1,7 @@
-"""One round of federated learning in clusters: train, measure and move them, and log the round."""
+"""One round of clustered federated learning.
+
+Train each cluster's clients, measure their updates, move the cluster's model, and log the round.
+"""
 
 from __future__ import annotations
 

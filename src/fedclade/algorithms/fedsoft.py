@@ -82,7 +82,7 @@ class FedSoftState(OwnState):
 
     @property
     def weights(self) -> dict[int, Weights]:
-        """Importance weights ``[K]`` of each client."""
+        """Importance weights of each client, ``[K]``: one for each of the K clusters."""
         return (
             {}
             if self.importance is None

@@ -274,16 +274,24 @@ def latent_layer(module: nn.Module, inputs: Tensor) -> nn.Module:
 
 @lru_cache(maxsize=8)
 def projection(seed: int, width: int, components: int) -> tuple[Tensor, Tensor]:
-    """Return principal directions of random points in a cube, and the components of their mean.
+    """Return principal directions of random points in a cube, and the points' mean along them.
 
-    The cube has side 1. A larger cube has the same directions, and a mean that is farther away in
-    proportion to the side. The sign of each direction is such that its largest entry in size is
-    positive.
+    The cube has side 1; for a cube of side s the directions are the same, and the mean is s times
+    as large. The sign of each direction makes its entry of largest magnitude positive.
+
+    Parameters
+    ----------
+    seed
+        Seed of the points.
+    width
+        Number of dimensions d of the cube.
+    components
+        Number of directions C, those of largest variance first.
 
     Returns
     -------
     tuple of Tensor
-        Directions ``[d, C]``, and components ``[C]``.
+        Directions ``[d, C]``, and the coordinates ``[C]`` of the mean in them.
     """
     points = rng.generator(seed, "descriptor points", width).random((POINTS, width))
     rows = np.linalg.svd(points - points.mean(0), full_matrices=False)[2][:components]

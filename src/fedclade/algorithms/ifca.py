@@ -244,8 +244,8 @@ class IFCA(OneCohort[IFCAState]):
 def _best_set(estimates: Sequence[LossEstimate]) -> int:
     """Return the index of the set of models with the lowest mean loss.
 
-    If this set is clearly worse than another set by the losses without their extremes, return the
-    other one. Otherwise a single client that claims a false loss could decide.
+    If another set is clearly better once the highest and lowest losses are left out, return that
+    one. Without this check, a single client that reports a false loss could decide.
     """
     means = [estimate.mean for estimate in estimates]
     trimmed = [estimate.trimmed for estimate in estimates]

@@ -316,10 +316,11 @@ def system_uniform(size: int) -> NDArray[Any]:
 
 
 def booked(privacy: DifferentialPrivacy, ledger: Ledger, run: str) -> Privatizing:
-    """Return the privacy middleware of a real client, with booked releases and system noise.
+    """Return the privacy middleware of a client that is not simulated.
 
-    Each release is booked before it leaves. The ledger belongs to the client and records ``run``
-    with each release. With a budget, it refuses releases that would exceed the budget.
+    Its noise comes from the operating system. Each release is booked before it leaves. The ledger
+    belongs to the client and records ``run`` with each release. With a budget, it refuses releases
+    that would exceed the budget.
     """
     return Privatizing(
         privacy, system_noise, lambda _, r: ledger.book(privacy.noise_multiplier, run, r.number)

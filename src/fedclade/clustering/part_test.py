@@ -168,7 +168,10 @@ def improve_partition(similarity: Matrix, labels: Labels, cost: float) -> Labels
 def _compute_remaining_worth(
     sizes: Matrix, inside: Matrix, single_worth: Matrix, *, cost: float
 ) -> Matrix:
-    """Return the worth ``[n]`` of each client's cluster without it; an empty one saves its cost."""
+    """Return, for each client, the worth ``[n]`` of its cluster if the client left it.
+
+    A cluster of this client alone would become empty, which saves the cost of a cluster.
+    """
     many_worth = inside / np.maximum(sizes - 2, 1)
     of_others = np.where(sizes == 2, single_worth, many_worth)
     return np.where(sizes == 1, cost, of_others)

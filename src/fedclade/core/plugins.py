@@ -35,7 +35,10 @@ _room = ""
 
 
 def draw_with(room: str) -> None:
-    """Set the name of the package that draws objects of the packages below it."""
+    """Set the name of the package whose functions display objects in notebooks.
+
+    Packages that it imports find it by this name, because they must not import it.
+    """
     global _room
     _room = room
 

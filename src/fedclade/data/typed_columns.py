@@ -544,7 +544,7 @@ def _check_categories(sheets: Sequence[Sheet], name: str, is_target: bool, repor
 
 
 def _find_text(sheets: Sequence[Sheet], name: str, text: str) -> tuple[str, int]:
-    """Return the table and the row, from 0, of the first cell of a column with a text."""
+    """Find the first cell of column ``name`` that equals ``text``; return its table and row."""
     pc = arrow_compute()
     for sheet in sheets:
         row = pc.index(as_strings(sheet.table[name]), text).as_py()

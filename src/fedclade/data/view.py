@@ -29,7 +29,7 @@ class Transform(Protocol):
     """
 
     def __call__(self, images: Pixels, labels: Indices, rows: Indices) -> Pixels:
-        """Return the images."""
+        """Return the images as this view shows them."""
         ...
 
 
@@ -125,7 +125,7 @@ class Inverted:
     """Negatives: black is white."""
 
     def __call__(self, images: Pixels, labels: Indices, rows: Indices) -> Pixels:
-        """Return the images."""
+        """Return the images as this view shows them."""
         return 255 - images
 
 
@@ -136,7 +136,7 @@ class Blurred:
     sigma: float
 
     def __call__(self, images: Pixels, labels: Indices, rows: Indices) -> Pixels:
-        """Return the images."""
+        """Return the images as this view shows them."""
         return cast(Pixels, scipy.ndimage.gaussian_filter(images, (0, 0, self.sigma, self.sigma)))
 
 
@@ -148,7 +148,7 @@ class Noisy:
     seed: int
 
     def __call__(self, images: Pixels, labels: Indices, rows: Indices) -> Pixels:
-        """Return the images."""
+        """Return the images as this view shows them."""
         shape = images.shape[1:]
         noise = [
             rng.generator(self.seed, "noise", row).standard_normal(shape, np.float32)
@@ -180,7 +180,7 @@ class Thick:
     pixels: int
 
     def __call__(self, images: Pixels, labels: Indices, rows: Indices) -> Pixels:
-        """Return the images."""
+        """Return the images as this view shows them."""
         size = (1, 1, 2 * abs(self.pixels) + 1, 2 * abs(self.pixels) + 1)
         if self.pixels > 0:
             return cast(Pixels, scipy.ndimage.grey_dilation(images, size))

@@ -208,7 +208,7 @@ class SplitLog:
             return digest_of_query(content) in self._stored.read(state).answered
 
     def remember(self, content: Content, state: RecordDict | None = None) -> None:
-        """Store the digest of a query for replicates, once it is counted."""
+        """Store the digest of a query for several updates from splits of the data, after it counted."""
         if not _is_in_parts(content):
             return
         with self._stored.alone():

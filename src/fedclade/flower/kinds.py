@@ -61,8 +61,8 @@ class Kind:
     allowed_as
         Name by which a client's policy allows the kind; empty if it needs no permission.
     takes_sums
-        Whether the message includes the statistics of all clients' examples, if these scale inputs
-        or weight labels.
+        Whether the message carries statistics of all clients' examples. It does so in runs that use
+        them to scale inputs or to set the weights of labels.
     """
 
     query: type[Query[Any]] | None = None

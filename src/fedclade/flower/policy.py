@@ -492,7 +492,7 @@ class Policy:
         return n_parameters // CLEAR_SHARE if self.max_clear is None else self.max_clear
 
     def check_sketches(self, directions: int, sketches: int, n_parameters: int) -> None:
-        """Check the numbers of sketches, and of their directions together, that leave in all."""
+        """Check that the policy allows so many sketches, and directions of all of them together."""
         most = self.most_clear(n_parameters)
         if directions > most:
             raise PolicyError(

@@ -49,10 +49,11 @@ TIMES_THE_LOOP = 30
 def objection(engine: Engine, work: Workload, rounds: int = 1) -> str | None:
     """Return the reason why an engine cannot train the clients of a workload, or None.
 
-    The engine has to give the same updates as the loop on two steps of three clients, in each of
-    ``rounds`` rounds, since an engine may proceed differently in later rounds. This finds modules
-    with layers that the engine does not support, and modules whose forward pass mixes the examples
-    of a batch, which would mix clients. The generators of the workload stay unused.
+    The engine has to give the same updates as the engine ``loop`` on two steps of three clients, in
+    each of ``rounds`` rounds, since an engine may proceed differently in later rounds. This finds
+    modules with layers that the engine does not support, and modules whose forward pass mixes the
+    examples of a batch, which would mix clients. The trial draws nothing from the workload's
+    generators.
 
     Some layers in some memory layouts make torch end the process. So the engine is tried in a
     forked process where the system supports that. Elsewhere, only engines are tried for which no

@@ -252,8 +252,9 @@ def fastest(engines: Mapping[str, Engine], work: Workload) -> str:
 
     Engines are measured once for each structure of a module, device, batch size, order of magnitude
     of the number of clients, and number of threads; later calls read the choice from the cache
-    folder. Rounding depends on the engine, and a repeated run should give the same bytes. After
-    some runs the choice is measured again, and after one run if the machine was busy.
+    folder. The choice is kept because engines round differently, and a repeated run should give the
+    same bytes. It is measured again after some runs, and already after one run if the machine was
+    busy during the measurement.
 
     Parameters
     ----------

@@ -42,7 +42,7 @@ R = TypeVar("R", bound=LocalRule)
 
 @dataclass
 class Step:
-    """A step of k clients, which may change their tensors, in place or by new tensors."""
+    """Training step of k clients. A local rule changes their tensors in place or replaces them."""
 
     now: Named
     optimizer: LocalOptimizer

@@ -499,7 +499,7 @@ class ReplicatedCFL(Algorithm[ReplicatedState]):
         return replace(state, tree=tree), [event]
 
     def _choose_cohort_splits(self, state: ReplicatedState, clients: Clients) -> ReplicatedState:
-        """Return the state of a run in which only clients of the cohort are queried."""
+        """Choose the data splits of a run that queries the clients of the cohort only."""
         splits = DataSplits.choose_for_cohorts(clients.sizes, self.level, self.sample) or HALVES
         return replace(
             state, on_cohorts=True, parts=splits.count, part_size=splits.size, initial=None

@@ -283,9 +283,10 @@ class _SecureQuery:
         return groups
 
     def _note_unguarded(self, clients: Sequence[int], sums: int) -> None:
-        """Note that one client can turn the mean of its cluster, if the cluster has too few sums.
+        """Report a cluster in which a single client can choose the direction of the mean.
 
-        If the config sets one sum for each cluster, one event for the run is enough.
+        That is so if the cluster's clients are divided into too few sums. If the config sets one
+        sum for each cluster, it is so in every round, and reported once for the run.
         """
         rules = self._settings.rules
         is_noted = rules.parts == 1 and self._settings.is_unguarded_noted

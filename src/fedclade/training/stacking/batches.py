@@ -195,7 +195,11 @@ class Batches:
         self.all_count = not (self._are_labels and bool((self._targets == IGNORED).any()))
 
     def drawn(self) -> Iterator[tuple[Step, Tensor, Tensor, Tensor | None]]:
-        """Draw the orders for the plan; yield steps, inputs, targets and weights ``[k·B, ...]``."""
+        """Draw the order of each client's examples, and yield the batches of each step.
+
+        Yields the step, and the inputs, targets and weights ``[k·B, ...]`` of k clients with
+        batches of B examples.
+        """
         drawn = torch.cat([*self._orders()])
         inputs = targets = self._plan.rows(drawn + self._first_inputs).to(self._inputs.device)
         if self._first_targets is not self._first_inputs:
