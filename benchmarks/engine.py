@@ -177,9 +177,8 @@ def measured(speeds: Mapping[str, Speed], repeats: int, quick: bool) -> dict[str
     for repeat in range(repeats):
         # In another order each time: who comes after one that went through the same data finds it in the cache.
         for kind, speed in Random(repeat).sample(sorted(speeds.items()), len(speeds)):
-            if not (
-                quick and kind == "vmap" and repeat
-            ):  # much the slowest, and nothing is compared with it
+            # much the slowest, and nothing is compared with it
+            if not (quick and kind == "vmap" and repeat):
                 seen[kind].append(speed())
     found = {kind: median(values) for kind, values in seen.items()}
     central = max(found.pop(kind) for kind in speeds if kind.startswith("central"))

@@ -83,9 +83,8 @@ def federation_of(task: str, seed: int, data_dir: Path | None) -> Federation:
     )
     if "power law" not in task:
         return federation
-    drawn = 50 * (1 - np.random.default_rng(seed).random(len(federation))) ** (
-        -1 / 1.5
-    )  # density size^-2.5, from 50
+    # density size^-2.5, from 50
+    drawn = 50 * (1 - np.random.default_rng(seed).random(len(federation))) ** (-1 / 1.5)
     sizes = np.minimum(drawn, 1000).astype(int).tolist()
     kept = [
         replace(client, train=client.train[: n - n // 5], validation=client.validation[: n // 5])

@@ -86,9 +86,8 @@ class ScriptedClients:
         draw = torch.Generator().manual_seed(0)
         size = self.layout.size
         pairs, own = torch.randn(2, CLUSTERS, size, generator=draw) / size**0.5
-        self._directions = (
-            pairs.repeat_interleave(2, 0)[:CLUSTERS] + own
-        )  # two pairs, that split first
+        # two pairs, that split first
+        self._directions = pairs.repeat_interleave(2, 0)[:CLUSTERS] + own
         self._noise = torch.randn(size + 8 * self.count, generator=draw) / size**0.5
         self._structure = wire.layout_digest(self.layout)
 

@@ -527,9 +527,8 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="folder for the configs that broke something")
     arguments = parser.parse_args()
     matplotlib.use("agg")
-    torch.set_num_threads(
-        1
-    )  # or a run that is forked would wait for OpenMP's threads, which are not
+    # or a run that is forked would wait for OpenMP's threads, which are not
+    torch.set_num_threads(1)
     console, draw = Console(soft_wrap=True), random.Random(arguments.seed)
     mutator = Mutator(draw)
     warm_up()

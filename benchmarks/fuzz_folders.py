@@ -433,9 +433,8 @@ def opened(command: str, it: Damaged, base: Path, beside: Path) -> tuple[str, st
         return "hang", ""
     except Exception:
         return "traceback", traceback.format_exc(limit=-4)
-    told = any(
-        line.startswith("error: ") for line in err.splitlines()
-    )  # warnings may stand before it
+    # warnings may stand before it
+    told = any(line.startswith("error: ") for line in err.splitlines())
     if "Traceback" in err or code not in (0, 2) or (code == 2 and not told):
         return "traceback", err
     left = [path for root in (it.folder, beside) for path in root.rglob(".*.writing")]

@@ -118,9 +118,8 @@ def main() -> None:
                 config = read_config(find_config(f"{algorithm}-mnist-label-swap"), changes)
                 config = replace(config, top=replace(config.top, evaluate_every=config.top.rounds))
                 federation = config.federation(arguments.data_dir)
-                run = run or config.run(
-                    federation
-                )  # the members' data is the same, whatever newcomers have
+                # the members' data is the same, whatever newcomers have
+                run = run or config.run(federation)
                 newcomers = federation.newcomers
                 assert newcomers is not None
                 honest = place(run, newcomers)

@@ -84,9 +84,8 @@ def written_list(path: Path) -> str:
         lines = readme_table()
     else:
         lines = family_table()
-    blank = (
-        "\n" if path.suffix == ".md" else ""
-    )  # or Markdown takes the comment for a part of the table
+    # or Markdown takes the comment for a part of the table
+    blank = "\n" if path.suffix == ".md" else ""
     body = blank + "".join(f"{line}\n" for line in lines) + blank
     return text[: found.start("list")] + body + text[found.start("end") :]
 

@@ -50,9 +50,8 @@ class UpdateKMeans(fedclade.Algorithm):
             [c for c, at in zip(updates.ids, labels, strict=True) if at == label]
             for label in set(labels)
         ]
-        cached = [
-            updates.signatures_of(members) for members in clusters
-        ]  # newcomers are compared with them
+        # newcomers are compared with them
+        cached = [updates.signatures_of(members) for members in clusters]
         tree = tree.split(
             0,
             clusters,

@@ -159,9 +159,8 @@ def cell_of(lines: Sequence[Line], method: str, *, best: bool = False) -> str:
         return ""
     middle, half = mean_and_interval([100 * line["accuracy"] for line in lines])
     text = f"**{middle:.1f}**" if best else f"{middle:.1f}"
-    text += (
-        "" if half is None or len(lines) < 3 else f" ± {half:.1f}"
-    )  # of two folds it says nothing
+    # of two folds it says nothing
+    text += "" if half is None or len(lines) < 3 else f" ± {half:.1f}"
     if method in CLUSTERED and all(line["ari"] is not None for line in lines):
         found, true = mean(line["clusters"] for line in lines), mean(line["true"] for line in lines)
         text += f" · {mean(line['ari'] for line in lines):.2f} · {found:.2g}/{true:.2g}"
@@ -268,9 +267,8 @@ def costs(lines: Sequence[Line]) -> str:
 def cost_of(lines: Sequence[Line], method: str) -> tuple[str, str]:
     """Return the mean seconds and megabytes of a method's runs, or nothing."""
     mine = [line for line in lines if line["method"] == method]
-    seconds = [
-        line["seconds"] for line in mine if line["seconds"] is not None
-    ]  # not of runs that stood still
+    # not of runs that stood still
+    seconds = [line["seconds"] for line in mine if line["seconds"] is not None]
     megabytes = [line["megabytes"] for line in mine]
     return (
         f"{mean(seconds):.0f}" if seconds else "",

@@ -130,9 +130,8 @@ def means(of_method: Mapping[str, Sequence[Line]], cells: Sequence[str]) -> dict
 
 def best(method: str, found: Mapping[str, float]) -> str | None:
     """Return the best setting of a method, the first of equals; None until all have been run."""
-    ordered = [
-        json.dumps(setting) for setting in SETTINGS[method]
-    ]  # runs may have come in another order
+    # runs may have come in another order
+    ordered = [json.dumps(setting) for setting in SETTINGS[method]]
     return max(ordered, key=lambda setting: found[setting]) if {*ordered} <= found.keys() else None
 
 

@@ -184,9 +184,8 @@ def attacked(phi: Floats, inside: NDArray[np.bool_]) -> Mapping[str, Groups]:
 def rows(lines: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
     """Yield a row for each setting and attack."""
     by_case: dict[tuple[str, int], list[Mapping[str, Any]]] = defaultdict(list)
-    once = {
-        (line["setting"], line["images"], line["run"]): line for line in lines
-    }  # a run is no shadow of itself
+    # a run is no shadow of itself
+    once = {(line["setting"], line["images"], line["run"]): line for line in lines}
     for line in once.values():
         by_case[line["setting"], line["images"]].append(line)
     for setting, images in sorted(

@@ -156,9 +156,8 @@ def classes_of(moved: Floats, live: Ints, pixels: Ints, known: Ints, biases: Seq
     found, labels = known.copy(), known.max() + 1
     groups = [live[pixels == each] for each in range(pixels.max() + 1)]
     groups = [group for group in groups if 1 < len(group) <= labels]
-    best = [
-        -moved[:, group].T @ moved[:, biases] for group in groups
-    ]  # dark pixels move against the bias
+    # dark pixels move against the bias
+    best = [-moved[:, group].T @ moved[:, biases] for group in groups]
     left = set(range(len(groups)))
 
     def fit(k: int) -> tuple[float, Any]:

@@ -317,9 +317,8 @@ def _other_constant(value: object) -> str | None:
     if isinstance(value, bool):
         return str(not value)
     if isinstance(value, int | float):
-        return repr(
-            value + 1 if value + 1 != value else value / 2
-        )  # to a very large number 1 adds nothing
+        # to a very large number 1 adds nothing
+        return repr(value + 1 if value + 1 != value else value / 2)
     if isinstance(value, str):
         return repr(f"other {value}")
     return None

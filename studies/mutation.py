@@ -332,9 +332,8 @@ def update_map(folder: Path, jobs: int) -> None:
             )
             print(f"  {file}: {state}, {time.monotonic() - began:.0f} s", flush=True)
 
-    process = (
-        os.fork()
-    )  # it imports the library once for all test files, which this process should not
+    # it imports the library once for all test files, which this process should not
+    process = os.fork()
     if process == 0:
         try:
             sys.path.insert(0, str(tree / "src"))
@@ -514,9 +513,8 @@ def try_mutant(mutant: Mutant, tests: list[str], limit: float, tree: Path, folde
     result.unlink(missing_ok=True)
     try:
         path.write_bytes(mutant.apply(source))
-        os.utime(
-            path, (began, began)
-        )  # of another second than the original: what is compiled from that is not taken
+        # of another second than the original: what is compiled from that is not taken
+        os.utime(path, (began, began))
         code = wait(
             start(run_tests(tests, result, first=True), tree, folder / f"{tree.name}.log", {}),
             limit,

@@ -112,18 +112,16 @@ def test_a_workflow_runs_targets_that_there_are_and_pins_what_it_uses(file: Path
     steps = [step for job in jobs.values() for step in job["steps"]]
     for step in steps:
         if "uses" in step:
-            assert re.fullmatch(
-                r"[\w-]+/[\w-]+@[0-9a-f]{40}", step["uses"]
-            )  # whoever owns a tag can move it
+            # whoever owns a tag can move it
+            assert re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", step["uses"])
         else:
             assert step["run"].split()[0] == "make"
             assert step["run"].split()[1] in targets
     used = {each for job in jobs.values() for each in job.get("needs", "").split()}
     assert used <= set(jobs)
     lines = [line for line in file.read_text().splitlines() if "uses:" in line]
-    assert all(
-        re.search(r"@[0-9a-f]{40} # v\d+\.\d+\.\d+$", line) for line in lines
-    )  # the version, for people
+    # the version, for people
+    assert all(re.search(r"@[0-9a-f]{40} # v\d+\.\d+\.\d+$", line) for line in lines)
 
 
 FIXED_IN = {

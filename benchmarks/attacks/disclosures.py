@@ -143,9 +143,8 @@ def read_update(policy: Policy, data: Federation) -> tuple[float, int]:
         values = training(what="train", seed=seed, dim=D // 2, signs=True)
         content = Content.of(wire.record(values, {"model": wire.raw_vector(MODEL)}))
         try:
-            sent = client._trained_for_sum(
-                content
-            )  # what the client would mask, and what would leave beside it
+            # what the client would mask, and what would leave beside it
+            sent = client._trained_for_sum(content)
         except FedcladeError:
             continue
         clear = sent.required_deltas[0, LAYOUT.size :]

@@ -141,10 +141,8 @@ class Deployment:
         nodes = [process for name, process in self._processes.items() if name.startswith("node-")]
         others = [process for process in self._processes.values() if process not in nodes]
         try:
-            for processes in (
-                nodes,
-                others,
-            ):  # nodes first: they tell the SuperLink that they leave
+            # nodes first: they tell the SuperLink that they leave
+            for processes in (nodes, others):
                 for process in processes:
                     process.terminate()
                 end = time.monotonic() + STOP

@@ -167,9 +167,8 @@ def test_fedsoft_refuses_centres_that_only_weights_tell_apart():
         run_of(FedSoft(clusters=2, selection=8))
     with pytest.raises(ConfigError, match="below the 4 clients"):
         run_of(FedSoft(clusters=2, selection=5), client_fraction=0.5)
-    RunSettings(aggregate=MEDIAN).check_algorithm(
-        FedSoft(clusters=2, selection=8)
-    )  # of how many is not known
+    # of how many is not known
+    RunSettings(aggregate=MEDIAN).check_algorithm(FedSoft(clusters=2, selection=8))
 
 
 def test_rules_that_need_single_updates_do_not_stream():

@@ -117,9 +117,8 @@ def test_traffic_is_all_models_both_ways(algorithm: Algorithm):
     run = simulate(algorithm, linear, world(), rounds=2, local=SPEC, engine="loop")
     S, table = run.tree.nodes[0].params.numel(), 3 * 4 * isinstance(algorithm, FedRC)
     assert run.summary["bytes_up"] == 2 * 5 * 4 * (3 * S + table)
-    assert (
-        run.summary["bytes_down"] == 2 * 5 * 4 * 3 * S + 5 * 8 * table
-    )  # P̂ in double precision, from round 2 on
+    # P̂ in double precision, from round 2 on
+    assert run.summary["bytes_down"] == 2 * 5 * 4 * 3 * S + 5 * 8 * table
 
 
 def test_too_few_answers_leave_all_as_it_is():

@@ -77,9 +77,8 @@ def test_clients_are_sent_one_vector_and_send_one_and_keep_their_own():
     assert set(last.models).isdisjoint(played.states[2].keepers)
     entries = clients.layout.size * 4
     trained = [played.clients.asked("train", number)[0] for number in (1, 2, 3)]
-    sent = (
-        sum(len(call.ids) + len(call.models) for call in trained) + 2 * 6
-    )  # centres, for the importance
+    # centres, for the importance
+    sent = sum(len(call.ids) + len(call.models) for call in trained) + 2 * 6
     assert metered.meter.readings()["bytes_down"] == sent * entries
     assert metered.meter.readings()["bytes_up"] == sum(len(call.ids) for call in trained) * entries
 

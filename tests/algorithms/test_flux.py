@@ -100,9 +100,8 @@ def test_where_the_curve_has_no_knee_nobody_is_alone():
     line = np.arange(6.0)
     assert find_knee(line) is None
     assert find_knee(np.array([1.0, 1.1, 1.2, 1.3, 5.0, 5.0])) == 3
-    assert (
-        find_knee(np.array([0.0, 2.5, 5.0, 5.0])) == 3
-    )  # no fall beyond a step, but below the line after the dip
+    # no fall beyond a step, but below the line after the dip
+    assert find_knee(np.array([0.0, 2.5, 5.0, 5.0])) == 3
     points = np.array([[0.0], [1.0], [3.0], [4.0]])
     assert choose_epsilon_by_knee(compute_point_distances(points)) == 1.0
 
@@ -226,9 +225,8 @@ def test_descriptors_travel_once():
     assert len(played.states[-1].tree.leaves) > 1
     model, numbers = params.nbytes, 4 * LABELS * (2 + 2 + 2 * LABELS)
     assert metered.meter.bytes_up == 8 * (3 * model + numbers)
-    assert (
-        metered.meter.bytes_down == 8 * (3 + 1) * model
-    )  # to train, and to describe; in a fixed round nothing is scored
+    # to train, and to describe; in a fixed round nothing is scored
+    assert metered.meter.bytes_down == 8 * (3 + 1) * model
 
 
 @pytest.mark.parametrize(

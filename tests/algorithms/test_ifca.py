@@ -256,10 +256,8 @@ def test_traffic_is_k_models_down_and_one_up_for_each_set_and_client():
     before = metered.meter.readings()
     state, _ = algorithm.step(state, [0, 2], metered, Round(2, SPEC))
     used = metered.meter.since(before, 1.0)
-    assert (used["bytes_down"], used["bytes_up"]) == (
-        2 * 2 * 3 * 4,
-        2 * 4,
-    )  # both sets compete, one is trained
+    # both sets compete, one is trained
+    assert (used["bytes_down"], used["bytes_up"]) == (2 * 2 * 3 * 4, 2 * 4)
     before = metered.meter.readings()
     algorithm.step(state, [0, 2], metered, Round(3, SPEC))
     used = metered.meter.since(before, 1.0)

@@ -26,9 +26,8 @@ def models_of(tree: ParameterTree) -> list[list[float]]:
 
 
 def test_models_move_a_share_of_the_way_to_their_mean_which_is_less_from_round_to_round():
-    tree = tree_of(
-        [0.0, 4.0], [8.0, 4.0], born=(2, 2)
-    )  # found in round 3; 30 examples each: the mean is 4
+    # found in round 3; 30 examples each: the mean is 4
+    tree = tree_of([0.0, 4.0], [8.0, 4.0], born=(2, 2))
     torch.testing.assert_close(
         models_of(share_models(tree, SIZES, 3, 0.1)), [[0.4, 4.0], [7.6, 4.0]]
     )
@@ -61,18 +60,17 @@ def test_nobody_learns_from_a_cluster_that_runs_away():
     """That of adversaries, whose updates point away from what they should learn, has no bound."""
     tree = ParameterTree.star([(0,), (1,), (2,)], torch.tensor([[1.0], [-2.0], [1000.0]]))
     tree = ParameterTree((replace(tree.nodes[0], params=torch.zeros(1)), *tree.nodes[1:]))
-    assert average_models(tree, {0: 10, 1: 10, 2: 10}).tolist() == [
-        -0.5
-    ]  # the mean of the other two
+    # the mean of the other two
+    assert average_models(tree, {0: 10, 1: 10, 2: 10}).tolist() == [-0.5]
+    # a majority
     assert average_models(tree, {0: 10, 1: 10, 2: 30}).tolist() == pytest.approx(
         [(10 - 20 + 30_000) / 50]
-    )  # a majority
+    )
     near = ParameterTree(
         (tree.nodes[0], *tree.nodes[1:3], replace(tree.nodes[3], params=torch.tensor([6.0])))
     )
-    assert average_models(near, {0: 10, 1: 10, 2: 10}).tolist() == pytest.approx(
-        [5 / 3]
-    )  # three times the median's way
+    # three times the median's way
+    assert average_models(near, {0: 10, 1: 10, 2: 10}).tolist() == pytest.approx([5 / 3])
 
 
 FOUND_IN = 7

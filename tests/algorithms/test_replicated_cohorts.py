@@ -116,9 +116,8 @@ def test_the_tests_of_a_cluster_have_all_of_the_level_and_no_more(parent):
 
 
 def test_clusters_of_no_use_to_new_clients_become_one_again():
-    clients = cornered(
-        groups=2, shared=1.5
-    )  # every client differs, so that tests find more than two clusters
+    # every client differs, so that tests find more than two clusters
+    clients = cornered(groups=2, shared=1.5)
     run = played(clients, 5, fraction=0.3, sample=40)
     first = [event for event in run.logs[0].events if event.kind == "split"]
     assert len(first[0].clusters) > 2

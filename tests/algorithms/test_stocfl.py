@@ -81,9 +81,8 @@ def test_clusters_are_united_as_they_are_sampled_and_the_larger_goes_on():
         [("joined", 3)],
         [("joined", 1), ("empty", 3), ("joined", 4)],
     ]
-    assert third.nodes[1].params.tolist() == pytest.approx(
-        [2.0, 0.05 + 0.1]
-    )  # the means of 0 and 4, then of 0 and 1
+    # the means of 0 and 4, then of 0 and 1
+    assert third.nodes[1].params.tolist() == pytest.approx([2.0, 0.05 + 0.1])
     assert third.nodes[1].cached.tolist() == [PSI[0], pytest.approx(PSI[1]), pytest.approx(PSI[4])]
     assert clients.meter.readings()["bytes_up"] == (5 + 2 * 7) * 2 * 4  # Ψ once; θ and ω
 

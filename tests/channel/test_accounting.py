@@ -62,9 +62,8 @@ def test_sums_and_a_choice_agree_with_dp_accountings_composition_step_by_step():
     expected = accountant(*events, response(5.5, 4))
     found = composed_epsilon([*releases, Release(epsilon=5.5, options=4)], DELTA, sampled=False)
     assert found == pytest.approx(expected, abs=2e-3)
-    assert (
-        found <= 5.5 + composed_epsilon(releases, DELTA, sampled=False) + 1e-3
-    )  # basic composition is no better
+    # basic composition is no better
+    assert found <= 5.5 + composed_epsilon(releases, DELTA, sampled=False) + 1e-3
 
 
 def test_several_choices_count_one_by_one():

@@ -35,18 +35,16 @@ def scores(audit):
 
 def test_auc_counts_pairs_and_ties_as_halves(scores):
     inside, outside = np.array([3.0, 1.0]), np.array([2.0, 1.0, 0.0])
-    assert scores.auc(inside, outside) == pytest.approx(
-        (3 + 1.5) / 6
-    )  # 3 beats all; 1 beats 0 and ties with 1
+    # 3 beats all; 1 beats 0 and ties with 1
+    assert scores.auc(inside, outside) == pytest.approx((3 + 1.5) / 6)
 
 
 def test_the_threshold_lets_through_no_more_of_the_others_than_it_may(scores):
     inside, outside = np.array([9.5, 8.5, 7.5, 0.5]), np.arange(10.0)
     assert scores.tpr_at(inside, outside, 0.1) == 2 / 4  # above 8: the others' 9 is let through
     assert scores.tpr_at(inside, outside, 0.01) == 1 / 4  # above 9: none
-    assert (
-        scores.tpr_at(np.array([1.0, 2.0]), np.array([1.0, 1.0]), 0.5) == 1 / 2
-    )  # a tie is not parted
+    # a tie is not parted
+    assert scores.tpr_at(np.array([1.0, 2.0]), np.array([1.0, 1.0]), 0.5) == 1 / 2
     assert scores.tpr_at(inside, outside, 1.0) == 1.0
 
 
@@ -59,10 +57,8 @@ def test_bounds_of_a_share_are_those_of_clopper_and_pearson(scores):
     assert scores.share_bounds(0, 10) == (0.0, pytest.approx(1 - 0.025**0.1))
     assert scores.share_bounds(10, 10) == (pytest.approx(0.025**0.1), 1.0)
     low, high = scores.share_bounds(5, 10)
-    assert (low, high) == (
-        pytest.approx(0.1871, abs=1e-4),
-        pytest.approx(0.8129, abs=1e-4),
-    )  # of printed tables
+    # of printed tables
+    assert (low, high) == (pytest.approx(0.1871, abs=1e-4), pytest.approx(0.8129, abs=1e-4))
 
 
 def test_epsilon_by_rates_of_an_attack_that_never_errs(scores):
@@ -98,9 +94,8 @@ def test_epsilon_by_guesses_refutes_what_would_guess_so_well_too_rarely(scores):
         -math.log(0.05 ** (-1 / 100) - 1)
     )
     assert scores.epsilon_of_guesses(50, 100, 100, 0.0) == 0.0
-    one = scores.epsilon_of_guesses(
-        1, 1, 1, 0.01
-    )  # p + 2·δ·P(no right guess) = 0.05, so that p = 0.03/0.98 < 1/2
+    # p + 2·δ·P(no right guess) = 0.05, so that p = 0.03/0.98 < 1/2
+    one = scores.epsilon_of_guesses(1, 1, 1, 0.01)
     assert one == 0.0
     low, high = (scores.epsilon_of_guesses(95, 100, 100, delta) for delta in (1e-3, 0.0))
     assert 0 < low < high
@@ -110,9 +105,8 @@ def test_lira_finds_the_member_whose_confidence_is_its_shadows(audit):
     membership = audit("membership")
     inside = np.stack([membership.coins(run) for run in range(8)])
     assert (inside.sum(0) == 4).all()
-    hard = np.linspace(0, 50, inside[0].size).reshape(
-        inside[0].shape
-    )  # images differ in how hard they are
+    # images differ in how hard they are
+    hard = np.linspace(0, 50, inside[0].size).reshape(inside[0].shape)
     phi = hard + inside + np.random.default_rng(0).normal(scale=0.05, size=inside.shape)
     found = {
         name: np.mean([membership.auc(*group) for group in groups])
@@ -144,11 +138,8 @@ def test_the_shortest_vector_has_the_sketch_and_is_right_where_few_entries_are_n
     found = sketches.shortest(sketch.apply, sketch.apply(sparse), size)
     torch.testing.assert_close(sketch.apply(found), sketch.apply(sparse))
     assert float(found.norm()) <= float(sparse.norm())
-    assert set(found[0].abs().topk(12).indices.tolist()) >= {
-        3,
-        500,
-        999,
-    }  # a bucket has three or four entries
+    # a bucket has three or four entries
+    assert set(found[0].abs().topk(12).indices.tolist()) >= {3, 500, 999}
     isometry = CountSketch(0, size, size)
     torch.testing.assert_close(
         sketches.shortest(isometry.apply, isometry.apply(sparse), size), sparse

@@ -350,9 +350,8 @@ def test_sampling_one_by_one_hides_who_was_sampled_from_the_public_alone():
     assert spent["epsilon_public"] < spent["epsilon"]
     sampled = [event["sampling"] for event in run.events if event["kind"] == "private_release"]
     assert sampled == [0.3] * 4
-    assert (
-        len({row["clients_trained"] for row in run.metric_rows}) > 1
-    )  # Poisson: not always as many
+    # Poisson: not always as many
+    assert len({row["clients_trained"] for row in run.metric_rows}) > 1
 
 
 def test_a_cluster_of_which_nobody_was_drawn_moves_by_the_noise_alone():
@@ -423,9 +422,8 @@ def test_adversaries_that_see_single_updates_are_refused_and_lies_of_others_are_
         .params
         for adversary in (None, Adversary(kind="scaled", share=0.25, factor=1e6, size=10**6))
     )
-    assert torch.allclose(
-        honest, lied, atol=1e-6
-    )  # the lie is as long as C, and counts once, as the truth does
+    # the lie is as long as C, and counts once, as the truth does
+    assert torch.allclose(honest, lied, atol=1e-6)
     flipped = Adversary(kind="sign_flip", share=0.25)
     other = (
         simulate(FedAvg(), linear(), federation, rounds=1, privacy=privacy, adversary=flipped)

@@ -100,9 +100,8 @@ def test_who_is_asked_again_alone_is_measured_by_the_others():
     again = under(LONG, {2: 900.0}, limiting)
     assert again.ids == ()
     assert again.left_out == {2: "norm 900, more than 20 times its cluster's median, 1"}
-    alone = under(
-        LONG, {2: 900.0}, limiting, query=query_of([2], number=2)
-    )  # nothing to measure it by
+    # nothing to measure it by
+    alone = under(LONG, {2: 900.0}, limiting, query=query_of([2], number=2))
     assert alone.ids == (2,)
 
 
@@ -148,15 +147,8 @@ CLIPPED = Limits(largest_norm=20.0, clip_above=5.0)
 
 def test_long_updates_are_shortened_and_longer_ones_left_out():
     found = limited({0: 1.0, 1: 1.0, 2: 1.0, 3: 5.0, 4: 10.0, 5: 20.0, 6: 21.0}, LONG)
-    assert found.norms.tolist() == [
-        1.0,
-        1.0,
-        1.0,
-        5.0,
-        10.0,
-        20.0,
-        21.0,
-    ]  # of seven the median is 5
+    # of seven the median is 5
+    assert found.norms.tolist() == [1.0, 1.0, 1.0, 5.0, 10.0, 20.0, 21.0]
     found = limited({0: 1.0, 1: 1.0, 2: 1.0, 3: 1.0, 4: 5.0, 5: 20.0, 6: 21.0}, CLIPPED)
     assert found.norms.tolist() == [1.0, 1.0, 1.0, 1.0, 5.0, 5.0]
     assert list(found.left_out) == [6]

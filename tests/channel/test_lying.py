@@ -208,9 +208,8 @@ def test_the_parts_of_a_lie_agree_with_it(kind):
         updates.parts.mean(1), sketch.apply(updates.deltas), rtol=1e-4, atol=1e-5
     )
     assert float(updates.sizes[2]) == (1e9 if kind == "false_size" else 24)
-    if (
-        kind == "gaussian"
-    ):  # of two parts, each of twice the variance: they do not agree on anything
+    # of two parts, each of twice the variance: they do not agree on anything
+    if kind == "gaussian":
         assert (
             abs(
                 float(

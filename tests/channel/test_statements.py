@@ -70,9 +70,8 @@ def test_answers_of_every_kind_are_about_poisoned_data(name):
     """FLUX's descriptors, FlexCFL's shifts and sums were once about clean data."""
     held = poison_federation(FEDERATION, ADVERSARIES, LabelFlip.of(FEDERATION.pool), 0)
     query, plain = QUERIES[name], simulated(flipped_by_hand(), perceptron())[0]
-    if (
-        name == "shifts"
-    ):  # what is counted in a first round, before data is poisoned, is what shifts are seen by
+    # what is counted in a first round, before data is poisoned, is what shifts are seen by
+    if name == "shifts":
         both = simulated(held, perceptron())[0]
         both.ask(replace(query, round=1))
         lying = Lying(Adversary(kind="label_flip", share=0.3), ADVERSARIES, FEDERATION.keys)

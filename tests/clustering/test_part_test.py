@@ -60,9 +60,8 @@ def test_similarity_prunings_and_statistic_are_as_written_out(seed):
     one = written_out.worth(similar, [list(range(6))])
     for cost in (0.0, 0.05, 0.3, 2.0):
         labels = trees.find_labels(cost)
-        gained = (
-            compute_gain_by_parts(similar, labels, cost) * 6 + one - cost
-        )  # of k clusters at k costs
+        # of k clusters at k costs
+        gained = compute_gain_by_parts(similar, labels, cost) * 6 + one - cost
         assert gained == pytest.approx(written_out.best(similar, cost))
 
 
@@ -212,9 +211,8 @@ def test_clients_of_one_distribution_are_parted_no_more_often_than_the_level(
     parted = [
         found(parts_of([0] * clients, parts, noise, seed, heavy), 0.1, seed) for seed in range(100)
     ]
-    assert (
-        2 <= sum(finding.p_value <= 0.1 for finding in parted) < 20
-    )  # exact: 10 are expected, not none
+    # exact: 10 are expected, not none
+    assert 2 <= sum(finding.p_value <= 0.1 for finding in parted) < 20
     assert all(finding.p_value <= 0.1 for finding in parted if finding.labels.any())
 
 

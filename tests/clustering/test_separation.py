@@ -69,9 +69,8 @@ def test_no_drawn_gradients_break_the_bounds(k, d, seed, largest):
 
 
 def test_bounds_by_hand():
-    assert bound_cross_similarity([0.0] * 2, [0, 1]) == pytest.approx(
-        -1
-    )  # two gradients that sum to zero
+    # two gradients that sum to zero
+    assert bound_cross_similarity([0.0] * 2, [0, 1]) == pytest.approx(-1)
     assert bound_cross_similarity([0.0] * 3, [0, 1, 2]) == pytest.approx(0, abs=1e-15)  # cos(π/2)
     assert bound_cross_similarity([0.9] * 3, [0, 1, 2]) == 1.0
     # Eq. 22 for k = 2: −H, with H = 1 − 2γ² for equal γ.

@@ -165,9 +165,8 @@ def test_of_many_clients_a_sample_is_shuffled_inside_clusters(monkeypatch):
     monkeypatch.setattr(replication, "LARGEST_TESTED", 18)
     truth = np.array([0, 1, 2] * 10)
     finding = find_clusters(replicates_of(grouped(truth.tolist()), 0.5, 1))
-    assert (
-        finding.compute_share_exceeding(np.minimum(truth, 1), np.random.default_rng(0)) == 0.0
-    )  # two of three lie together
+    # two of three lie together
+    assert finding.compute_share_exceeding(np.minimum(truth, 1), np.random.default_rng(0)) == 0.0
 
 
 def test_a_finding_among_fewer_clusters_is_the_best_of_these():

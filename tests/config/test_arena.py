@@ -66,9 +66,8 @@ def test_both_run_in_one_folder_of_their_name_and_are_gathered_from_it(
     for pattern in ("cifar10: fedavg", "mnist P(Y) 8: rcfl"):
         done = CliRunner().invoke(app, [*given, "--only", pattern])
         assert done.exit_code == 0
-        assert (
-            "left" not in done.output
-        )  # what the pattern does not match, the same command would not run either
+        # what the pattern does not match, the same command would not run either
+        assert "left" not in done.output
     late = CliRunner().invoke(app, [*given, "--only", "cifar10: fed[ap]*", "--at-most", "0"])
     assert (
         "1 of 2 runs left: continue with the same command and --out arena --resume" in late.output

@@ -27,9 +27,8 @@ def test_every_setting_is_a_config_of_the_arena_with_as_many_steps(tuning):
         assert len(settings) <= tuning.MOST
         for setting in settings:
             config = tuning.configured(task, method, setting)
-            options = json.loads(
-                json.dumps(config.algorithm)
-            )  # with lists, as the settings have them
+            # with lists, as the settings have them
+            options = json.loads(json.dumps(config.algorithm))
             assert {**options, **setting, "name": method} == options
             assert (
                 config.data["samples_per_client"],

@@ -175,9 +175,8 @@ def test_files_are_looked_for_beside_the_config_and_in_the_data_folder(
     monkeypatch.delenv("FEDCLADE_DATA_DIR", raising=False)
     monkeypatch.chdir(elsewhere)
     config = read_config(tmp_path / "my.toml")
-    assert config.data["files"] == str(
-        tmp_path / "hospitals/*.csv"
-    )  # so that the run's config finds them
+    # so that the run's config finds them
+    assert config.data["files"] == str(tmp_path / "hospitals/*.csv")
     assert len(config.federation()) == 2
     assert len(read_config(elsewhere / "my.toml").federation(tmp_path)) == 2
     with pytest.raises(

@@ -13,9 +13,8 @@ def test_updates_and_tables_come_back_as_they_were_packed(labels):
     deltas, tables = torch.randn(5, 3, 7), torch.randn(5, 3, labels)
     together = packed(deltas, 6, tables if labels else None)
     assert together.shape == (5, 3 * (7 + labels))
-    assert torch.equal(
-        together[:, :18], deltas[:, :, :6].flatten(1)
-    )  # parameters first: those are compared
+    # parameters first: those are compared
+    assert torch.equal(together[:, :18], deltas[:, :, :6].flatten(1))
     back, theirs = unpacked(together, 3, 7, 6)
     assert torch.equal(back, deltas)
     assert torch.equal(theirs, tables)

@@ -109,9 +109,8 @@ def test_a_frozen_part_in_eval_stays_so_even_if_all_is_in_eval():
 @pytest.mark.parametrize("frozen", [True, False])
 def test_all_trains_that_was_not_put_in_eval_or_was_with_all_the_rest(frozen):
     module = body_and_head().train(frozen)
-    module[0].requires_grad_(
-        not frozen
-    )  # frozen, and in training mode: its statistics adapt, as is often wanted
+    # frozen, and in training mode: its statistics adapt, as is often wanted
+    module[0].requires_grad_(not frozen)
     assert resting(module) == set()
 
 

@@ -64,9 +64,8 @@ def in_paper(rule: Rule, rows: Tensor, f: int) -> np.ndarray:
 def test_each_rule_is_that_of_its_paper(rule: Rule, n: int, share: float):
     rows = drawn(n, seed=n)
     f = min(int(share * n + 1e-9), (n - 3) // 4)  # the least that all rules allow
-    tolerance = (
-        {"rtol": 0.0, "atol": 1e-5} if rule == "geometric_median" else {}
-    )  # it ends before the last digit
+    # it ends before the last digit
+    tolerance = {"rtol": 0.0, "atol": 1e-5} if rule == "geometric_median" else {}
     torch.testing.assert_close(
         made(rule, rows, byzantine=share), torch.from_numpy(in_paper(rule, rows, f)), **tolerance
     )
@@ -162,10 +161,8 @@ def test_as_many_liars_as_are_assumed_move_it_no_further_than_honest_clients_dif
         lies[: int(share * n)] = size
         found = made(rule, lies, byzantine=share)
         apart = float(torch.linalg.vector_norm(found - 1))
-        assert apart < 1.1, (
-            size,
-            apart,
-        )  # √30 · 0.1 = 0.55 is how far an honest client is from the centre
+        # √30 · 0.1 = 0.55 is how far an honest client is from the centre
+        assert apart < 1.1, (size, apart)
         mean_apart = float(torch.linalg.vector_norm(lies.mean(0) - 1))
         assert mean_apart > 1.5
 
@@ -196,9 +193,8 @@ def test_a_rule_assumes_no_more_liars_than_it_allows(rule: Rule, most: int):
 
 
 def test_the_share_is_rounded_down_but_for_what_floats_lack():
-    assert (
-        Aggregation(rule="krum", byzantine=0.29).tolerated(100, 50) == 29
-    )  # 0.29 · 100 is 28.999...
+    # 0.29 · 100 is 28.999...
+    assert Aggregation(rule="krum", byzantine=0.29).tolerated(100, 50) == 29
     assert Aggregation(rule="krum", byzantine=0.2).tolerated(9, 50) == 1
     assert Aggregation(rule="krum", byzantine=0.2).tolerated(3, -1) == 0
 

@@ -94,9 +94,8 @@ def test_targets_of_any_task_are_kept(task: Any, tmp_path: Path):
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
 def test_a_run_from_files_is_that_in_memory_bit_for_bit(source: str, engine: str, tmp_path: Path):
     plain = federation_of(TRUTH, SIZES)
-    wide = torch.cat(
-        [plain.pool.x, plain.pool.x[:, :2]], 1
-    )  # products round alike where rows are of 16 bytes or more
+    # products round alike where rows are of 16 bytes or more
+    wide = torch.cat([plain.pool.x, plain.pool.x[:, :2]], 1)
     plain = replace(plain, pool=replace(plain.pool, x=wide))
     if source == "turns":
         plain = load_federation(

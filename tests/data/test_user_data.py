@@ -142,10 +142,8 @@ def test_each_client_is_scaled_by_its_own_training_examples() -> None:
         {"a": ((a, y), (a * torch.tensor([2, 1, 1]), y)), "b": ((b, y), (b, y))},
         standardize="client",
     )
-    assert made.examples(0, "train")[0].tolist() == [
-        [-1, 0, 0],
-        [1, 1, 0],
-    ]  # the second is 0 or 1, the third constant
+    # the second is 0 or 1, the third constant
+    assert made.examples(0, "train")[0].tolist() == [[-1, 0, 0], [1, 1, 0]]
     assert made.examples(0, "test")[0][:, 0].tolist() == [0, 4]
     assert made.examples(1, "train")[0].tolist() == [[-1, 1, 0], [1, 0, 0]]
 

@@ -28,9 +28,8 @@ client = ClientApp()
 def train(message: Message, context: Context) -> Message:
     """Train, and keep the answer back or spoil it if told to."""
     folder = Path(str(context.node_config["folder"]))
-    asked = message.content.config_records["fedclade"].get(
-        "round", "none"
-    )  # some questions of a sum are of no round
+    # some questions of a sum are of no round
+    asked = message.content.config_records["fedclade"].get("round", "none")
     reply = honest(message, context)
     if (hold := folder / f"hold-{asked}").exists():
         (folder / f"holding-{asked}").touch()

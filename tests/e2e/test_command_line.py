@@ -214,9 +214,8 @@ def test_a_run_folder_keeps_its_contract(
         2,
         4,
     )
-    assert (
-        summary["bytes_up"] == summary["bytes_down"] == 2 * 4 * 650 * 4
-    )  # rounds × clients × parameters × float32
+    # rounds × clients × parameters × float32
+    assert summary["bytes_up"] == summary["bytes_down"] == 2 * 4 * 650 * 4
 
 
 def test_the_written_config_repeats_the_run(
@@ -816,13 +815,10 @@ def test_the_shipped_suite_has_every_algorithm_at_both_scales():
             scenario = read_scenario(file, scale=scale)
             data = next(iter(scenario.configs.values())).data
             known_truth = data["shift"] != "none" or data["partition"] == "label_groups"
-            parted = {
-                name for name, entry in ALGORITHMS.items() if entry.algorithm.personal
-            }  # which models must fit
-            apart = {
-                "fedbuff",
-                "private_choice",
-            }  # whose rounds are buffers; which is for hundreds of private clients
+            # which models must fit
+            parted = {name for name, entry in ALGORITHMS.items() if entry.algorithm.personal}
+            # whose rounds are buffers; which is for hundreds of private clients
+            apart = {"fedbuff", "private_choice"}
             expected = ALGORITHMS.keys() - parted - apart
             if not known_truth:
                 expected = expected - {"oracle"}

@@ -61,9 +61,8 @@ def test_a_folder_of_files_needs_no_python(
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
-    monkeypatch.setattr(
-        "fedclade.cli.run.add_figures", lambda *_: None
-    )  # which takes most of the time
+    # which takes most of the time
+    monkeypatch.setattr("fedclade.cli.run.add_figures", lambda *_: None)
     assert (
         fedclade(monkeypatch, "run", str(hospitals), "--out", "out", "--quiet", "--engine", "loop")
         == 0
@@ -80,9 +79,8 @@ def test_a_folder_of_files_needs_no_python(
     )
     assert "| columns | (age − " in Path("model.md").read_text()
     monkeypatch.chdir(tmp_path.parent)
-    again = read_config(
-        elsewhere / "out" / "config.toml"
-    )  # a run's own config finds the files from anywhere
+    # a run's own config finds the files from anywhere
+    again = read_config(elsewhere / "out" / "config.toml")
     assert again.federation().fingerprint == read_config(hospitals).federation().fingerprint
 
 

@@ -269,9 +269,8 @@ def test_a_browser_sees_new_rounds_as_they_end(runs: dict[str, Run], tmp_path: P
         page.goto(dashboard.url)
 
         def on_round(row: dict[str, Any], tree: object) -> None:
-            if wait := seen.get(
-                row["round"] - 1
-            ):  # the run does not go on before it is on the page
+            # the run does not go on before it is on the page
+            if wait := seen.get(row["round"] - 1):
                 wait.wait(60)
 
         def work() -> None:

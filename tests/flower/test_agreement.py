@@ -336,9 +336,8 @@ def layer_normed(seed: int = 0) -> nn.Module:
 def test_buffers_travel_too():
     here, there = both(ALGORITHMS["cfl"], normed)
     same(here, there)
-    assert not torch.equal(
-        there.tree.nodes[0].params[-8:], torch.ones(8)
-    )  # the running variance has moved
+    # the running variance has moved
+    assert not torch.equal(there.tree.nodes[0].params[-8:], torch.ones(8))
 
 
 @pytest.mark.parametrize("name", ["cfl", "scaffold", "ditto"])
@@ -371,6 +370,5 @@ def test_clients_with_a_secret_find_the_same_clusters(name: str, tmp_path: Path)
     )
     permutation = Permutation(seed, layout.size, layout.n_parameters)
     same(here, replace(there, tree=there.tree.map_vectors(permutation.invert, permutation.invert)))
-    assert not torch.allclose(
-        there.tree.nodes[0].params, here.tree.nodes[0].params, atol=0.1
-    )  # but for P, they differ
+    # but for P, they differ
+    assert not torch.allclose(there.tree.nodes[0].params, here.tree.nodes[0].params, atol=0.1)

@@ -136,12 +136,8 @@ def test_an_oracle_learns_of_them_too_as_far_as_they_tell():
         federated(grid, "oracle", on_round=at(2, lambda: connect(grid, 3)))
     connect(grid, 3, connected=False)
     run = federated(grid, "fedavg", on_round=at(2, lambda: connect(grid, 3)))
-    assert [row["ari"] for row in run.metric_rows] == [
-        0.0,
-        0.0,
-        None,
-        None,
-    ]  # what is not known is not scored
+    # what is not known is not scored
+    assert [row["ari"] for row in run.metric_rows] == [0.0, 0.0, None, None]
 
 
 def test_who_disconnects_is_left_out_at_once_and_its_cluster_goes_on():
@@ -307,9 +303,8 @@ def test_a_server_that_is_started_again_ends_as_if_it_had_not_been_stopped(
     for file in ("config.toml", "events.jsonl", *tree):
         assert (folder / file).read_bytes() == (whole / file).read_bytes()
     ours, theirs = (json.loads((path / CLIENTS).read_text()) for path in (folder, whole))
-    assert ours.pop("run") != theirs.pop(
-        "run"
-    )  # so that clients keep nothing from one to the other
+    # so that clients keep nothing from one to the other
+    assert ours.pop("run") != theirs.pop("run")
     assert ours == theirs
 
 

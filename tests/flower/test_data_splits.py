@@ -137,9 +137,8 @@ def test_a_few_examples_that_equal_parts_leave_over_do_not_keep_a_client_out():
     client = client_with(41)
     parts(client, 4, part_size=10)
     parts(client, 2)
-    with pytest.raises(
-        PolicyError, match=r"a share of"
-    ):  # another single example would be left over
+    # another single example would be left over
+    with pytest.raises(PolicyError, match=r"a share of"):
         parts(client, 2, part_size=20, seed=1)
 
 
@@ -198,9 +197,8 @@ def test_a_repeated_query_for_parts_has_the_same_reply_and_counts_once(
     with pytest.raises(PolicyError, match=r"forbids 8 updates in all, at most 4 .max-releases"):
         parts(client, 4, part_size=10, round=1, state=state, sent={"model": MODEL + 1})
     with pytest.raises(PolicyError, match=r"forbids 8 updates in all, at most 4 .max-releases"):
-        parts(
-            client, 4, part_size=10, round=1, state=state, sent={"model": MODEL + 1}
-        )  # a refusal is not for free
+        # a refusal is not for free
+        parts(client, 4, part_size=10, round=1, state=state, sent={"model": MODEL + 1})
 
 
 def test_only_the_latest_queries_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -273,9 +271,8 @@ def test_steps_take_as_many_examples_as_a_part_must_have():
         ):
             ask(client, spec=wire.to_json(spec))
     ask(client, spec=wire.to_json(LocalTraining(steps=1, batch_size=10)))
-    ask(
-        client_with(6), spec=wire.to_json(LocalTraining(steps=2, batch_size=3))
-    )  # all that there are
+    # all that there are
+    ask(client_with(6), spec=wire.to_json(LocalTraining(steps=2, batch_size=3)))
 
 
 def test_what_a_client_keeps_takes_as_many_since_it_may_be_shared_later():

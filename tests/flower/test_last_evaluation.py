@@ -68,9 +68,8 @@ def test_a_client_that_is_late_or_lies_in_the_last_evaluation_ends_nothing(
     assert sorted(row["client"] for row in run.client_rows if row["round"] == ROUNDS) == [0, 1, 3]
     assert sorted(run.tree.leaf_of) == [0, 1, 2, 3]
     assert math.isfinite(run.summary["accuracy"]["mean"])
-    show(
-        federated(grid, CFL_OF_TWO, rounds=ROUNDS + 1, folder=folder)
-    )  # a run that goes on ends as well
+    # a run that goes on ends as well
+    show(federated(grid, CFL_OF_TWO, rounds=ROUNDS + 1, folder=folder))
     command("report", folder)
 
 
@@ -95,8 +94,7 @@ def test_nobody_who_tells_how_it_fares_ends_nothing(
         frozenset({1, 3}),
     }
     assert json.loads((folder / "summary.json").read_text())["rounds"] == ROUNDS
-    show(
-        federated(grid, CFL_OF_TWO, rounds=ROUNDS + 1, folder=folder)
-    )  # a run that goes on ends as well
+    # a run that goes on ends as well
+    show(federated(grid, CFL_OF_TWO, rounds=ROUNDS + 1, folder=folder))
     show(Run.load(folder))
     command("report", folder)

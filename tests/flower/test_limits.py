@@ -76,9 +76,8 @@ def test_a_client_that_claims_very_many_examples_weighs_no_more_than_the_limit()
     without = federated(
         lying_grid(scaled(-1.0), size=10**9), FedAvg(), rounds=1, network=open_network(grid)
     )
-    torch.testing.assert_close(
-        without.tree.nodes[0].params, model - alone[BAD], rtol=0, atol=1e-5
-    )  # it is all there is
+    # it is all there is
+    torch.testing.assert_close(without.tree.nodes[0].params, model - alone[BAD], rtol=0, atol=1e-5)
 
 
 def only_one(client: int) -> LocalGrid:

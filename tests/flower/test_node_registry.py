@@ -243,9 +243,8 @@ def test_another_server_goes_on_with_the_same_clients(tmp_path: Path):
     assert again.connected == []
     again.update()
     assert again.connected == [0, 1, 2]
-    assert (
-        again.changes() == Changes()
-    )  # the server was away, not they; and of client 3 it was told before
+    # the server was away, not they; and of client 3 it was told before
+    assert again.changes() == Changes()
     grid.nodes[node_of(3)].connected = True
     again.update()
     assert again.changes() == Changes(reconnected=[3])

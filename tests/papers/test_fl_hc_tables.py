@@ -316,11 +316,8 @@ def test_claims_on_pathological_clients():
     assert (loss[2].seen, loss[2].measured[:13]) == ("no", "1.0x to 1.7x:"), "0.97x is a loss"
     little = claims("flhc-table1", made_up(0.5, 0.3), a=made_up(0.9, 0.33), b=made_up(0.6, 0.5))
     assert little[2].seen == "direction only", "1.1x is no 1.2x"
-    assert [each.seen for each in good] == [
-        "yes",
-        "yes",
-        "direction only",
-    ]  # 3.0 times the clients, the paper 2.0
+    # 3.0 times the clients, the paper 2.0
+    assert [each.seen for each in good] == ["yes", "yes", "direction only"]
     bad = claims("flhc-table1", fl, a=made_up(0.45, 0.1), b=made_up(0.6, 0.0))
     assert holds(bad) == [False, False, False]
     assert bad[0].measured == "at the end in 1 of 2, in the round after clustering in 1"

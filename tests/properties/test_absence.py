@@ -168,9 +168,8 @@ def test_whoever_answers_no_client_is_lost_and_no_model(
         check(state)
         assert set(algorithm.serve(state, world)) == set(range(N))
         assert all(np.isfinite(loss) for loss in log.losses.values())
-        if (
-            not any(present) and getattr(algorithm, "restarts", 1) == 1
-        ):  # IFCA may take up another set of models
+        # IFCA may take up another set of models
+        if not any(present) and getattr(algorithm, "restarts", 1) == 1:
             assert not log.losses
             for ours, theirs in zip(before.tree.nodes, state.tree.nodes, strict=False):
                 torch.testing.assert_close(theirs.params, ours.params, rtol=0, atol=1e-6)

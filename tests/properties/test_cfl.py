@@ -279,11 +279,8 @@ def test_cfl_that_never_splits_is_fedavg_bit_for_bit():
     cfl = simulate(CFL(eps2=1e9), linear(), world(), **settings)
     fedavg = simulate("fedavg", linear(), world(), **settings)
     assert torch.equal(cfl.tree.nodes[0].params, fedavg.tree.nodes[0].params)
-    compared = (
-        "alpha_cross_max",
-        "gamma_bound",
-        "separation_gap",
-    )  # FedAvg has no use for similarities
+    # FedAvg has no use for similarities
+    compared = ("alpha_cross_max", "gamma_bound", "separation_gap")
     assert all(row[column] is None for row in fedavg.metric_rows for column in compared)
     metrics = [row | dict.fromkeys(compared) for row in cfl.metric_rows]
     assert without_seconds(metrics) == without_seconds(fedavg.metric_rows)

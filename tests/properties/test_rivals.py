@@ -186,9 +186,8 @@ def test_models_with_buffers_are_trained_and_compared_by_their_parameters(algori
     assert run.summary["accuracy"]["mean"] > 1 / LABELS
     start = Layout.of(normed(0)).n_parameters
     means = {float(model[start : start + 8].mean()) for model in models(run.tree).values()}
-    assert (means == {50.0}) is (
-        algorithm == RIVALS["ifca by gradients"]
-    )  # which leaves buffers as they are
+    # which leaves buffers as they are
+    assert (means == {50.0}) is (algorithm == RIVALS["ifca by gradients"])
 
 
 @each_rival

@@ -96,9 +96,10 @@ def clustered_federated_learning(
         for i in clients:  # line 5
             mine = next(c for c in C if i in c)
             theta[i] = theta[i] + P_inverse(delta_of_cluster[mine])  # line 7
+            # line 8
             delta[i] = P(
                 sgd(theta[i], clients[i], federation, module, spec, seed, number) - theta[i]
-            )  # line 8
+            )
         C_tmp, mean_norms, max_norms, stationary = set(C), {}, {}, set()  # line 11
         for c in C:  # line 12
             weight = {i: size[i] if weighted else 1 for i in c}
@@ -112,9 +113,8 @@ def clustered_federated_learning(
                 stationary.add(c)
             if len(c) > 1 and mean_norms[c] < threshold and max_norms[c] > eps2:  # line 14
                 members = sorted(c)
-                alpha = np.array(
-                    [[_cosine(delta[i], delta[j]) for j in members] for i in members]
-                )  # line 15
+                # line 15
+                alpha = np.array([[_cosine(delta[i], delta[j]) for j in members] for i in members])
                 c1, c2 = bipartition(alpha)  # line 16
                 cross = alpha_cross_max(alpha, c1, c2)  # line 17
                 if gamma_max < np.sqrt((1 - cross) / 2):  # line 18

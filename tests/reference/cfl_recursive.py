@@ -93,9 +93,10 @@ class Clustering:
             compared = {i: -self.clients[i].gradient(at) for i in c}
         if len(c) > 1:
             members = sorted(c)
+            # line 3
             alpha = np.array(
                 [[_cosine(compared[i], compared[j]) for j in members] for i in members]
-            )  # line 3
+            )
             parts = bipartition(alpha)  # line 4
             cross = alpha_cross_max(alpha, *parts)  # line 5
             vectors = found.delta if self.eps2_of_updates else compared

@@ -30,9 +30,10 @@ def federated_learning(
         delta = {}
         for client in c:  # line 3
             theta_i = theta  # line 4
+            # line 5
             delta[client.id] = (
                 sgd(theta_i, client, federation, module, spec, seed, number) - theta_i
-            )  # line 5
+            )
         theta = theta + sum(len(client.train) / D_c * delta[client.id] for client in c)  # line 7
         thetas.append(theta)
     return thetas

@@ -75,9 +75,8 @@ def fedbuff(
             training.sort(key=lambda each: each[:2])
             clock, i, began, w_i = training.pop(0)  # line 4, receive a client's update
             delta_i = sgd(w_i, federation.by_id[i], federation, module, spec, seed, number) - w_i
-            delta = delta + delta_i / math.sqrt(
-                1 + t - began
-            )  # lines 5 and 6, with s(τ) of section 5
+            # lines 5 and 6, with s(τ) of section 5
+            delta = delta + delta_i / math.sqrt(1 + t - began)
             k, buffer, staleness = k + 1, [*buffer, i], [*staleness, t - began]  # line 7
         sum_of_weights = sum(1 / math.sqrt(1 + tau) for tau in staleness)
         mean = delta / sum_of_weights if by_staleness else delta / K  # line 10

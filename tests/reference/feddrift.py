@@ -28,9 +28,8 @@ class Server:
     models: list[Vector]
     owned: list[set[tuple[int, int]]]  # of each model: pairs of client and time step
     accuracy: dict[int, float] = field(default_factory=dict)
-    isolated: dict[int, tuple[int, int]] = field(
-        default_factory=dict
-    )  # of a client: its model, when it ends
+    # of a client: its model, when it ends
+    isolated: dict[int, tuple[int, int]] = field(default_factory=dict)
     now: dict[int, int] = field(default_factory=dict)  # of each client, its model
 
 

@@ -96,9 +96,8 @@ def mixtures(
             for j, label in enumerate(clients[i].y.tolist()):
                 tables[:, label] += q[j]
         n = sum(len(clients[i].x) for i in cohort)
-        theta = [
-            sum(len(clients[i].x) / n * local[i][m] for i in cohort) for m in range(M)
-        ]  # server
+        # server
+        theta = [sum(len(clients[i].x) / n * local[i][m] for i in cohort) for m in range(M)]
         if by_label:
             tables = np.maximum(tables, 1e-8)
             rates = tables / tables.sum(1, keepdims=True)

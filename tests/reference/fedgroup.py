@@ -99,9 +99,8 @@ def fed_group(
     W = []
     for j in range(m):  # line 5
         weight = {i: n[i] if weighted else 1 for i in g[j]}
-        W.append(
-            w_0 + sum(weight[i] / sum(weight.values()) * delta_W[S.index(i)] for i in g[j])
-        )  # line 7
+        # line 7
+        W.append(w_0 + sum(weight[i] / sum(weight.values()) * delta_W[S.index(i)] for i in g[j]))
     began = [w_0 for _ in range(m)]  # so that W[j] - began[j] is the update of line 8
     # Algorithm 2
     w, history = w_0, []
@@ -135,19 +134,20 @@ def fed_group(
                 start = w if go_on else W[j]
                 ends[i] = going_on(i, pre_trained[i], w, t) if go_on else local(i, W[j], t)
                 delta[i] = ends[i] - start  # Algorithm 1, line 14
-            W_tilde.append(
-                W[j] + sum(n[i] / sum(n[k] for k in S_t_j) * delta[i] for i in S_t_j)
-            )  # line 8
+            # line 8
+            W_tilde.append(W[j] + sum(n[i] / sum(n[k] for k in S_t_j) * delta[i] for i in S_t_j))
+        # lines 20 to 25
         W = [
             W_tilde[j]
             + eta_g
             * sum((W_tilde[k] / np.linalg.norm(W_tilde[k]) for k in range(m) if k != j), 0 * w)
             for j in range(m)
-        ]  # lines 20 to 25
+        ]
         w = sum(W) / m  # line 11
+        # eq. 4
         apart = sum(
             float(np.linalg.norm(ends[i] - W[j])) for j in range(m) for i in set(S_t) & g[j]
-        )  # eq. 4
+        )
         history.append(AfterRound([set(g_j) for g_j in g], W, w, cm, squares, apart))
     return history
 

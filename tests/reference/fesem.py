@@ -59,9 +59,8 @@ def federated_sem(
     for t in range(1, rounds + 1):
         W = {}
         for i, client in clients.items():
-            W[i] = sgd(
-                centres[r[i]] if r else theta_0, client, federation, module, spec, seed, t
-            )  # Local_update
+            # Local_update
+            W[i] = sgd(centres[r[i]] if r else theta_0, client, federation, module, spec, seed, t)
         if not r:
             centres = [mean(W, members) for members in wards_method(W, K)]
         for i in clients:  # E-step

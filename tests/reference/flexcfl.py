@@ -93,10 +93,11 @@ def flex_cfl(
                 W[j] = sum(n[i] / sum(n.values()) * trained(i, W[j], t) for i in mine)
         scale, there = [np.linalg.norm(w_j) for w_j in W], [j for j in range(m) if g[j]]
         weights = [[1.0 if k == j else eta_g / scale[k] for k in range(m)] for j in range(m)]
+        # eq. 4
         after = {
             j: sum(weights[j][k] * W[k] for k in there) / sum(weights[j][k] for k in there)
             for j in there
-        }  # eq. 4
+        }
         W = [after.get(j, W[j]) for j in range(m)]
         history.append(
             AfterRound([set(g_j) for g_j in g], list(W), shifted, sum(after.values()) / len(there))

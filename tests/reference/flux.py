@@ -131,9 +131,8 @@ def clustered(descriptors: Vector, dim: int, known: int | None) -> list[int]:
     distances, _ = NearestNeighbors(n_neighbors=2).fit(points).kneighbors(points)
     nearest = np.sort(distances[:, 1])
     elbow = kneedle(nearest)
-    eps = (
-        nearest[-1] if elbow is None else nearest[elbow]
-    )  # a pair's own distance: rounding must not part the two
+    # a pair's own distance: rounding must not part the two
+    eps = nearest[-1] if elbow is None else nearest[elbow]
     found = DBSCAN(eps=eps * (1 + 1e-6), min_samples=2).fit_predict(points)
     following = len(set(found) - {-1})
     for i, label in enumerate(found):

@@ -73,11 +73,8 @@ def test_clients_that_no_leaf_holds_yet_have_the_roots_line_and_no_leaf_goes_on_
     assert labels(accuracy(run))[-1] == "cluster 3 (1 client)"
     assert [x for x, _ in points["cluster 0"]] == [1, 2]
     assert [x for x, _ in points["cluster 1"]] == [1, 2, 3, 4]
-    assert [x for x, _ in points["cluster 3"]] == [
-        2,
-        3,
-        4,
-    ]  # the mean score of the node that its only client came from
+    # the mean score of the node that its only client came from
+    assert [x for x, _ in points["cluster 3"]] == [2, 3, 4]
 
 
 def test_gap_panel_has_a_line_for_every_cluster_of_two_and_a_zero_line(split_run):

@@ -127,9 +127,8 @@ def check_clients(run: Run, sections: dict[str, Section]) -> None:
     scores = {row["client"]: row["accuracy"] for row in run.client_rows if row["round"] == last}
     assert scores
     assert not clients_of(run, "left") & set(scores)
-    points = sections["Scores of the clients"].figures[""]["data"][
-        -1
-    ]  # behind those to compare with, if there are any
+    # behind those to compare with, if there are any
+    points = sections["Scores of the clients"].figures[""]["data"][-1]
     shown = {
         int(text.partition(",")[0][1:]): score
         for text, score in zip(points["text"], points["y"], strict=True)

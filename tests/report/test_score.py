@@ -74,10 +74,8 @@ def test_a_gain_is_good_in_the_direction_of_the_metric(score, mean, other, told)
 
 
 def test_runs_are_compared_by_the_first_metric_that_all_have():
-    text, labels = (
-        {"perplexity": {}, "accuracy": {}},
-        {"accuracy": {}},
-    )  # as earlier versions wrote them
+    # as earlier versions wrote them
+    text, labels = ({"perplexity": {}, "accuracy": {}}, {"accuracy": {}})
     noted = {"metrics": [metric("accuracy", "classification", 2).noted], "accuracy": {}}
     errors = {"metrics": [metric(name, "regression", 1).noted for name in ("mae", "rmse")]}
     assert [score.name for score in compared_by([text, text])] == ["perplexity", "accuracy"]

@@ -123,9 +123,8 @@ def test_an_algorithm_is_on_the_same_line_in_every_panel(suite):
     assert dots == pytest.approx({"cfl": 0.8, "local": 0.7})
     assert [text.get_text() for text in swap.texts] == ["50.0", "90.0", "80.0"]
     (interval,) = swap.containers[2].lines[2][0].get_segments()
-    assert [end[0] for end in interval] == pytest.approx(
-        [0.0, 1.0]
-    )  # 0.8 ± 1.27: there is no accuracy beyond
+    # 0.8 ± 1.27: there is no accuracy beyond
+    assert [end[0] for end in interval] == pytest.approx([0.0, 1.0])
 
 
 def test_save_writes_all_four(suite, tmp_path):
@@ -153,9 +152,8 @@ def test_several_scenarios_have_mean_ranks_of_all_but_the_oracle(summary_run, tm
     assert suite.ranks is not None
     assert suite.ranks.mean == {"cfl": 1.2, "rcfl": 1.8, "fedavg": 3.0}
     assert (suite.ranks.scenarios, suite.ranks.sets) == (5, 10)
-    assert suite.ranks.critical == pytest.approx(
-        2.343 * (3 * 4 / (6 * 10)) ** 0.5, abs=1e-3
-    )  # q of Demšar's table 5
+    # q of Demšar's table 5
+    assert suite.ranks.critical == pytest.approx(2.343 * (3 * 4 / (6 * 10)) ** 0.5, abs=1e-3)
     assert suite.ranks.alike() == [("cfl", "rcfl")]
     lines = suite.markdown().splitlines()
     at = lines.index("**Mean ranks over 5 scenarios, 10 runs each**")

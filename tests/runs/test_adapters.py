@@ -160,9 +160,8 @@ def test_stacked_clients_train_as_single_ones(run, pretrained, federation):
 
 
 def test_adapters_alone_travel(run, pretrained, federation):
-    pairs = 2 * (
-        2 * 4 * (WIDTH + WIDTH) + 2 * 4 * (WIDTH + 2 * WIDTH)
-    )  # of two blocks: q and v, fc1 and fc2
+    # of two blocks: q and v, fc1 and fc2
+    pairs = 2 * (2 * 4 * (WIDTH + WIDTH) + 2 * 4 * (WIDTH + 2 * WIDTH))
     assert run.layout.size == pairs
     whole = simulate(
         "fedavg", pretrained, federation, rounds=1, engine="loop", local=SETTINGS["local"], seed=1

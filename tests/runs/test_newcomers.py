@@ -95,9 +95,8 @@ def test_newcomers_to_a_run_of_every_algorithm_get_a_model(name):
         assert row["path"][0] == 0
         assert row["path"][-1] == row["node"]
         assert all(0 <= row[column] <= 1 for column in score_columns("accuracy"))
-    if (
-        name in CLUSTERED and run_of(name).summary["clusters"]["ari"] == 1 and name != "flux"
-    ):  # no image shows what labels are called
+    # no image shows what labels are called
+    if name in CLUSTERED and run_of(name).summary["clusters"]["ari"] == 1 and name != "flux":
         assert found.summary["assignment_accuracy"] == 1.0
         assert all(row["fits"] for row in found.rows)
         assert found.summary["accuracy"] > found.summary["accuracy_root"]

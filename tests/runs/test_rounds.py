@@ -463,9 +463,8 @@ def test_the_config_is_put_together_from_the_arguments():
     assert run.config["client_fraction"] == 0.5
     assert run.config["target"] == {"accuracy": 0.9}
     assert run.config["privacy"] == {"permute": True}
-    assert run.config["versions"]["torch"] == version(
-        "torch"
-    )  # torch.__version__ may name its build as well
+    # torch.__version__ may name its build as well
+    assert run.config["versions"]["torch"] == version("torch")
 
 
 # Signatures and streams

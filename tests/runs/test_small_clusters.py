@@ -188,9 +188,8 @@ def test_the_model_of_a_small_cluster_is_not_kept_and_not_exported(tmp_path):
         RunError, match=f"node {small.id} has 0 members, fewer than privacy.min_cluster_size, 3"
     ):
         export_model(loaded, tmp_path / "model.safetensors", node=small.id)
-    export_model(
-        loaded, tmp_path / "client.safetensors", client=SMALL[0]
-    )  # that of the cluster that it is in now
+    # that of the cluster that it is in now
+    export_model(loaded, tmp_path / "client.safetensors", client=SMALL[0])
     assert made.tree.leaf_of[SMALL[0]] != small.id
 
 

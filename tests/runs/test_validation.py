@@ -95,9 +95,8 @@ def test_without_validation_data_it_cannot_be():
 
 
 def test_a_config_says_it_only_where_it_is_so():
-    assert (
-        "evaluate_validation" not in check_config({}).as_dict()
-    )  # so that runs of earlier versions can be continued
+    # so that runs of earlier versions can be continued
+    assert "evaluate_validation" not in check_config({}).as_dict()
     config = check_config({"evaluate_validation": True})
     assert config.as_dict()["evaluate_validation"] is True
     assert config.settings.evaluate_validation

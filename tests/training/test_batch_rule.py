@@ -154,9 +154,8 @@ def test_a_server_finds_the_same_without_data():
         assert smallest_batch_for(module, Layout.of(module), schema) == smallest
     doubled = normed().double()
     assert smallest_batch_for(doubled, Layout.of(doubled), schema) == 2
-    columns = nn.Sequential(
-        FirstColumn(), nn.BatchNorm1d(3), nn.Linear(3, LABELS)
-    )  # random numbers are no indices
+    # random numbers are no indices
+    columns = nn.Sequential(FirstColumn(), nn.BatchNorm1d(3), nn.Linear(3, LABELS))
     assert smallest_batch_for(columns, Layout.of(columns), schema) == 2
     tokens = nn.Sequential(nn.Embedding(9, 3), nn.Flatten(), nn.BatchNorm1d(12), nn.Linear(12, 9))
     assert (
@@ -213,9 +212,8 @@ def test_a_client_with_one_example_that_nothing_can_be_done_for_is_named_before_
     with pytest.raises(ModelError, match=re.escape(text)):
         SimulatedClients(federation_of(TRUTH, SIZES), module)
     assert SimulatedClients(federation_of([0, 0], [21, 11]), module).smallest_batch == 2
-    private = SimulatedClients(
-        federation_of(TRUTH, SIZES), module, always_replies=True
-    )  # says nothing of its data
+    # says nothing of its data
+    private = SimulatedClients(federation_of(TRUTH, SIZES), module, always_replies=True)
     assert private.smallest_batch == 2
 
 
@@ -256,9 +254,8 @@ def test_joined_batches_are_trained_on_as_by_hand():
     torch.testing.assert_close(
         update[: weight.numel()], -0.1 * weight.grad.flatten(), rtol=1e-4, atol=1e-6
     )
-    assert update[-17:-9] == pytest.approx(
-        (0.1 * own[0](x).mean(0)).detach()
-    )  # the running mean of 11 examples
+    # the running mean of 11 examples
+    assert update[-17:-9] == pytest.approx((0.1 * own[0](x).mean(0)).detach())
 
 
 def test_a_client_with_one_example_trains_with_the_statistics_that_it_is_sent():

@@ -77,9 +77,8 @@ class Penalised(nn.Module):
         self.dense = nn.Linear(FEATURES, LABELS)
 
     def forward(self, x: Tensor) -> Tensor:
-        penalty = (
-            self.dense.weight.square().sum()
-        )  # whose backward comes after that of what follows
+        # whose backward comes after that of what follows
+        penalty = self.dense.weight.square().sum()
         return self.dense(x) * penalty
 
 

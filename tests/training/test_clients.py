@@ -154,9 +154,8 @@ def test_a_batch_size_above_every_clients_data_takes_no_more_than_all_the_data(e
         pytest.skip("processes are forked on Linux only")
     sizes = [12, 40, 9, 40, 15]
     monkeypatch.setattr(Largest, "seen", 0)
-    monkeypatch.setattr(
-        torch, "get_num_threads", lambda: 2
-    )  # so that the work of a step is counted
+    # so that the work of a step is counted
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     whole, capped = (
         SimulatedClients(
             federation_of([0, 1, 2, 0, 1], sizes), nn.Sequential(Largest(), linear()), engine=engine
@@ -444,11 +443,8 @@ def test_an_optimizer_goes_on_where_it_was_in_the_round_before(engine):
 
     models = params.repeat(3, 1)
     for number in (1, 2, 3):
-        for purpose in (
-            "train",
-            "other",
-            "train",
-        ):  # another leaves nothing; a round asked for again begins as before
+        # another leaves nothing; a round asked for again begins as before
+        for purpose in ("train", "other", "train"):
             updates = clients.train(TRUTH, models, TRUTH, Round(number, spec, purpose=purpose))
         models = models + updates.deltas
     torch.testing.assert_close(models - params, expected)

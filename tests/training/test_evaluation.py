@@ -179,9 +179,8 @@ def test_labels_of_language_data_may_differ_too():
     """Where there is a target: padding stays padding."""
     federation = sentences()
     swapped = torch.tensor([1, 0, 2, 3, 4, 6, 5])
-    whole = federation.pool.y.where(
-        federation.pool.y != IGNORED, 2
-    )  # so that the reference can map it
+    # so that the reference can map it
+    whole = federation.pool.y.where(federation.pool.y != IGNORED, 2)
     federation = replace(
         federation,
         pool=replace(federation.pool, y=whole),

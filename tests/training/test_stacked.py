@@ -651,10 +651,8 @@ class Forward(nn.Module):
 def test_a_forward_that_does_not_survive_folding_is_found_out(of, message):
     _, _, _, jobs = world("mlp", torch.float32)
     module = Forward(of)
-    layout, one_model = (
-        Layout.of(module),
-        [replace(job, row=0) for job in jobs()],
-    )  # as in a first round
+    # as in a first round
+    layout, one_model = (Layout.of(module), [replace(job, row=0) for job in jobs()])
     task = Workload(
         module, layout, layout.flatten(module)[None], one_model, LocalTraining(batch_size=5), 0.1
     )

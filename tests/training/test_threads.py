@@ -23,9 +23,8 @@ def test_only_steps_with_enough_work_get_more_than_one_thread(monkeypatch: pytes
 def test_where_there_is_but_one_thread_no_work_is_counted(monkeypatch: pytest.MonkeyPatch):
     """The counter would have to pass a batch through the model, and to import a compiler."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    assert (
-        threads_of_step(nn.Linear(3, 3), torch.zeros(1, 4), 1) == 1
-    )  # such a batch does not fit the model
+    # such a batch does not fit the model
+    assert threads_of_step(nn.Linear(3, 3), torch.zeros(1, 4), 1) == 1
 
 
 def test_the_number_of_threads_is_put_back_even_after_an_error():

@@ -144,9 +144,8 @@ def check_imports() -> None:
         not (there := [each for each in OPTIONAL if importlib.util.find_spec(each)]),
         f"{there} should not be here",
     )
-    for module in pkgutil.walk_packages(
-        fedclade.__path__, "fedclade."
-    ):  # which does not enter what it cannot import
+    # which does not enter what it cannot import
+    for module in pkgutil.walk_packages(fedclade.__path__, "fedclade."):
         if module.name.endswith("__main__"):
             continue
         try:

@@ -19,9 +19,8 @@ if run.way == "its own model":
     model = build_model(run.task.model, input_shape=(1, 28, 28), outputs=10)
     model.load_state_dict(dict(zip(model.state_dict(), start, strict=True)))
 layout = Layout.of(model)
-test = tuple(
-    part[:1] for part in work.test_data()
-)  # of each client, which needs some; see evaluate_every
+# of each client, which needs some; see evaluate_every
+test = tuple(part[:1] for part in work.test_data())
 federation = fedclade.federation(
     {str(k): (work.client(k), test) for k in range(run.task.clients)}, labels=10
 )

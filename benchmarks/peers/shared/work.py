@@ -20,11 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-IMAGES, BATCH, LR = (
-    300,
-    20,
-    0.1,
-)  # images of a client, in batches of 20: 15 steps of plain SGD in a round
+# images of a client, in batches of 20: 15 steps of plain SGD in a round
+IMAGES, BATCH, LR = (300, 20, 0.1)
 
 
 @dataclass(frozen=True)
@@ -92,9 +89,8 @@ def count_step(model: nn.Module, _inputs: Any) -> None:
 
 
 def _array(name: str) -> np.ndarray:
-    return np.load(
-        Path(os.environ["PEERS_DATA"]) / f"{name}.npy", mmap_mode="r"
-    )  # of which only what is used is read
+    # of which only what is used is read
+    return np.load(Path(os.environ["PEERS_DATA"]) / f"{name}.npy", mmap_mode="r")
 
 
 def _tensors(x: np.ndarray, y: np.ndarray) -> tuple[Tensor, Tensor]:

@@ -54,9 +54,10 @@ _FOR_POOLS = ("source", "source_arguments", "partition_arguments", "shift_argume
 
 def is_own_data(section: Section) -> bool:
     """Return whether clients have their own data, rather than parts of a data set of fedclade."""
+    # the name may be of any type here
     return (
         "files" in section or "folder" in section or section.get("name", "digits") not in [*SOURCES]
-    )  # the name may be of any type here
+    )
 
 
 def with_files_found(raw: Section, folder: Path) -> Section:

@@ -102,9 +102,8 @@ def _write(path: Path, arrays: Arrays) -> None:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".writing-") as beside:
             whole = Path(beside) / path.name
             np.savez(whole, allow_pickle=False, **arrays)
-            whole.replace(
-                path
-            )  # in one step: a crash leaves the old file or the new one, never a half
+            # in one step: a crash leaves the old file or the new one, never a half
+            whole.replace(path)
     except OSError as error:
         _log.warning(
             "cannot keep decoded data in %s (%s); the next start decodes again", path.parent, error

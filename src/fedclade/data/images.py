@@ -138,9 +138,8 @@ def _build_digits() -> Arrays:
     from sklearn.model_selection import train_test_split
 
     data: Any = bundled()
-    pixels = np.round(data.images * (255 / 16)).astype(
-        np.uint8
-    )  # scikit-learn's grey levels are from 0 to 16
+    # scikit-learn's grey levels are from 0 to 16
+    pixels = np.round(data.images * (255 / 16)).astype(np.uint8)
     y = data.target.astype(np.int64)
     train, test = train_test_split(np.arange(len(y)), test_size=0.2, stratify=y, random_state=0)
     return {"x": pixels[:, None], "y": y, "train": np.sort(train), "test": np.sort(test)}

@@ -49,9 +49,8 @@ def split_words(text: str) -> list[str]:
     >>> split_words("We know't, we KNOW!")
     ['we', "know't", ',', 'we', 'know', '!']
     """
-    return [
-        sys.intern(word) for word in _WORD.findall(text.lower())
-    ]  # a million tweets share the memory of their words
+    # a million tweets share the memory of their words
+    return [sys.intern(word) for word in _WORD.findall(text.lower())]
 
 
 def build_vocabulary(texts: Iterable[Sequence[str]], size: int) -> tuple[str, ...]:
@@ -386,9 +385,8 @@ def _read_ag_news_split(tables: Tables, split: str) -> Corpus:
     columns = tables.read(split, ["text", "label"])
     labels = to_labels(columns["label"], TOPICS, tables.where(split), "label")
     texts = [split_words(text) for text in to_texts(columns["text"], tables.where(split), "text")]
-    long_enough = [
-        row for row, words in enumerate(texts) if len(words) >= 2
-    ]  # a single word has no next word
+    # a single word has no next word
+    long_enough = [row for row, words in enumerate(texts) if len(words) >= 2]
     return Corpus([texts[row] for row in long_enough], labels[long_enough], len(long_enough))
 
 

@@ -159,9 +159,8 @@ class HttpInbox(Inbox):
             raise UpdateError(f"the answer is in more than {most} pieces")
         contents: dict[str, bytes] = {}
         taken = 0
-        for name in dict.fromkeys(
-            reversed(names)
-        ):  # the message itself first, since it is sent last
+        # the message itself first, since it is sent last
+        for name in dict.fromkeys(reversed(names)):
             content = self._object(name)
             if content is None:
                 return None

@@ -344,10 +344,8 @@ def _listed(key: str, value: object) -> object:
     """
     if key not in LISTS or not isinstance(value, str) or value.startswith("["):
         return value
-    if value in (
-        "balanced",
-        *get_args(Preset),
-    ):  # names of presets, each of which stands for a list
+    # names of presets, each of which stands for a list
+    if value in ("balanced", *get_args(Preset)):
         return value
     entries = [entry.strip() for entry in value.split(",") if entry.strip()]
     if key != "task.class_weights":
@@ -430,9 +428,8 @@ def finish_run(folder: Path) -> Run:
     RunError, CheckpointError
         If the folder is damaged or has no checkpoint.
     """
-    from fedclade.flower.local_grid import (
-        LocalGrid,
-    )  # imported here: it needs parts of Flower that no app needs
+    # imported here: it needs parts of Flower that no app needs
+    from fedclade.flower.local_grid import LocalGrid
 
     noted = read_run_config(folder)
     then = "start its ServerApp again with network.finish = true, or finish = True in Python"
@@ -582,9 +579,8 @@ def _confine_paths(run_config: dict[str, Any], folder: str | None, own_files: ob
         path = str(run_config[key])
         if name == "files":
             title = FilesSettings(files=path, target="").title
-            run_config.setdefault(
-                "data.name", title
-            )  # the name is the run's, and must not depend on the node's folder
+            # the name is the run's, and must not depend on the node's folder
+            run_config.setdefault("data.name", title)
             path = path if own_files is None else str(own_files)
         place = str(_data_folder(folder, path, f"{key} should be a {rule}"))
         if name == "files":

@@ -420,9 +420,8 @@ class GridClients(Workers):
         scores = dict[int, list[Scores]]()
         wins = dict[int, list[int]]()
         left_out: dict[int, str] = {}
-        if (
-            split != "train"
-        ):  # algorithms use scores on training data, so clients report a refusal themselves
+        # algorithms use scores on training data, so clients report a refusal themselves
+        if split != "train":
             for client in [
                 client for client in contents if not self._registry.discloses_scores(client)
             ]:

@@ -96,9 +96,8 @@ def cost_of(kind: str, content: Content, *, is_closed: bool = False) -> Usage:
         models = max(1, models_of_mixture(content))  # one update leaves for each model
         return Usage(releases=replicates * models)
     if kind == "evaluate":
-        return Usage(
-            evaluations=max(1, len(content.vectors))
-        )  # without a vector the client scores its own model
+        # without a vector the client scores its own model
+        return Usage(evaluations=max(1, len(content.vectors)))
     if kind == "choose":
         return Usage(evaluations=bits_of_choice(len(content.vectors)))
     rows = KINDS[kind].row_query

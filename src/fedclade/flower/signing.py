@@ -290,9 +290,8 @@ def verified(answer: RecordDict, request: Request) -> Content:
     values = dict(record)
     if not secrets.compare_digest(typed(values, "nonce", str).encode(), request.nonce.encode()):
         raise UpdateError("the answer does not return the nonce of its question")
-    if (
-        "refused" in content.values
-    ):  # before the signature: a client that cannot read its key refuses unsigned
+    # before the signature: a client that cannot read its key refuses unsigned
+    if "refused" in content.values:
         raise UpdateError(clean(content.get("refused", str)))
     key = typed(values, "key", str)
     try:

@@ -96,10 +96,8 @@ def cluster_scores(
 
 @lru_cache(maxsize=2)  # in most rounds clusters are those of the round before
 def _compute_agreement(true_labels: bytes, found_labels: bytes) -> tuple[float, float]:
-    from sklearn.metrics import (
-        adjusted_rand_score,
-        normalized_mutual_info_score,
-    )  # slow to import: only where used
+    # slow to import: only where used
+    from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
     labels = [np.frombuffer(each, dtype=np.int64) for each in (true_labels, found_labels)]
     return float(adjusted_rand_score(*labels)), float(normalized_mutual_info_score(*labels))

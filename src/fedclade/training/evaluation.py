@@ -515,9 +515,8 @@ class Evaluator:
         sets = held.set_of[clients][order]
         views = self._view_of[clients[order]]
         queries = np.stack([np.zeros_like(sets), sets, views])
-        at_a_time = max(
-            1, ENTRIES_AT_A_TIME // (len(models) * self._logits_each)
-        )  # an input that many clients have passes once
+        # an input that many clients have passes once
+        at_a_time = max(1, ENTRIES_AT_A_TIME // (len(models) * self._logits_each))
         for part in _parts(queries, held, at_a_time):
             each: list[Tensor] = []
             for row in range(len(models)):

@@ -336,9 +336,8 @@ def test_masks_of_clients_that_were_told_different_things_do_not_cancel(
         return honest(content)
 
     room.parties[0].answer = told  # type: ignore[method-assign]
-    monkeypatch.setattr(
-        Advert, "check", lambda *_: None
-    )  # of a server, or of a client, that does not care
+    # of a server, or of a client, that does not care
+    monkeypatch.setattr(Advert, "check", lambda *_: None)
     monkeypatch.setattr(server, "is_signed", lambda *_: True)
     for client in range(4):
         room.drop(client, "agree")

@@ -208,9 +208,8 @@ def test_a_malicious_client_cannot_make_a_mean_longer_than_c(part: str):
     clip = numbers.clip if part == "update" else numbers.clip_of_buffers
     honest = [numbers.encode(Contribution(update=update_of(k), examples=100)) for k in range(4)]
     lie = update_of(9, norm=1.0, norm_of_buffers=1.0)
-    larger = numbers_of(
-        clip=100.0, clip_of_buffers=100.0
-    )  # the steps of its update are these times as large
+    # the steps of its update are these times as large
+    larger = numbers_of(clip=100.0, clip_of_buffers=100.0)
     where = slice(0, -TAIL - BUFFERS) if part == "update" else slice(-TAIL - BUFFERS, -TAIL)
 
     def attack(norm: float) -> Masked:

@@ -592,9 +592,8 @@ def test_clients_with_a_list_of_the_others_keys_take_part():
     room = Room({client: Party(client, key=key, peers=peers) for client, key in keys.items()})
     assert len(summed(room, [0] * 4).ids) == 4
     assert "signers" not in room.questions[0, "shares"].values
-    room.parties[3] = Party(
-        3, peers=peers
-    )  # whom the server has put in the place of the client with that number
+    # whom the server has put in the place of the client with that number
+    room.parties[3] = Party(3, peers=peers)
     updates = summed(room, [0] * 4)
     assert updates.ids == ()
     assert updates.left_out[0] == "client 3's keys for the sum are not signed by its key"

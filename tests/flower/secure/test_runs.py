@@ -223,9 +223,8 @@ def test_a_client_may_insist_on_sums():
     ):
         run_of("fedavg", secure=False, grid=insists)
     assert_same(run_of("fedavg", grid=insists), run_of("fedavg", secure=False))
-    assert (
-        run_of("local", secure=False, grid=insists).summary["rounds"] == 2
-    )  # of which no update leaves
+    # of which no update leaves
+    assert run_of("local", secure=False, grid=insists).summary["rounds"] == 2
 
 
 def test_a_client_that_insists_knows_the_others_keys(tmp_path: Path):

@@ -143,9 +143,8 @@ def test_it_listens_on_this_machine_alone(tmp_path: Path):
         for address in others - {HOST}:
             with pytest.raises(OSError, match=r"refused|unreachable|timed out"):
                 socket.create_connection((address, dashboard.port), timeout=2)
-        assert (
-            dashboard._server.socket.getsockname()[0] == HOST
-        )  # whatever other addresses this machine has
+        # whatever other addresses this machine has
+        assert dashboard._server.socket.getsockname()[0] == HOST
 
 
 def test_a_port_that_is_taken_is_told(tmp_path: Path):

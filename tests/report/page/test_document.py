@@ -135,9 +135,8 @@ def test_plotly_knows_all_that_figures_are_made_of(pages: dict[str, Page]):
     }
     for page in pages.values():
         for figure in page.figures.values():
-            go.Figure(
-                coloured(as_json(figure))
-            )  # raises a ValueError for what Plotly does not know
+            # raises a ValueError for what Plotly does not know
+            go.Figure(coloured(as_json(figure)))
 
 
 @pytest.mark.parametrize("name", ["one", "several"])
@@ -145,9 +144,8 @@ def test_names_are_shown_and_never_run(pages: dict[str, Page], name: str):
     html = own_parts(page_html(pages[name]))
     assert "onerror=alert" in html, "the name is there"
     assert "<img" not in html
-    assert (
-        html.count("<script") == html.count("</script>") == 4
-    )  # theme, figures, Plotly, the page's own
+    # theme, figures, Plotly, the page's own
+    assert html.count("<script") == html.count("</script>") == 4
     texts = json.dumps(figures_in(html))
     assert "<img" not in texts, "Plotly takes some tags for itself"
     assert "%{x}%{x}" not in texts

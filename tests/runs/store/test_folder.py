@@ -244,9 +244,8 @@ def test_other_data_and_another_model_are_refused(unfinished):
         CheckpointError, match="was made with other data than was loaded now; give the run the data"
     ):
         run_in(unfinished, truth=[0, 1, 1, 0])
-    larger = nn.Sequential(
-        nn.Linear(6, 4), nn.Linear(4, 4)
-    )  # of a class of the same name, and 28 + 20 parameters
+    # of a class of the same name, and 28 + 20 parameters
+    larger = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 4))
     text = "the checkpoint of round 3 holds models of 28 entries, and the model given has 48; give the run the model"
     with pytest.raises(CheckpointError, match=text):
         run_in(unfinished, model=larger)

@@ -210,9 +210,8 @@ def test_a_mixture_is_trained_and_evaluated_as_in_one_process():
         for each in (clients, plain)
     ]
     torch.testing.assert_close(scores[0].losses, scores[1].losses)
-    assert (
-        clients.kept.keys() == plain.kept.keys() == {5, 0, 3, 1, 6, 2}
-    )  # 2 was scored and has not trained
+    # 2 was scored and has not trained
+    assert clients.kept.keys() == plain.kept.keys() == {5, 0, 3, 1, 6, 2}
     for client, kept in plain.kept.items():
         torch.testing.assert_close(clients.kept[client]["mixture"], kept["mixture"])
 

@@ -202,10 +202,8 @@ def test_what_cannot_be_recorded_is_told():
 
 def test_a_recording_that_gives_something_else_is_found():
     def lazy(run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        return (
-            lambda: None,
-            run(),
-        )  # the first launch seems right, as the step has been run; later ones do nothing
+        # the first launch seems right, as the step has been run; later ones do nothing
+        return (lambda: None, run())
 
     told = objection(StackedEngine(Replay(lazy)), task_for("by hand", SPECS["plain"]), rounds=3)
     assert (told or "").startswith("Sequential gives other updates for clients together")

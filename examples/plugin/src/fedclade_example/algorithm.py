@@ -34,9 +34,8 @@ class UpdateKMeans(fedclade.FedAvg):
             [c for c, at in zip(updates.ids, labels, strict=True) if at == label]
             for label in set(labels)
         ]
-        cached = [
-            updates.signatures_of(members) for members in groups
-        ]  # newcomers are compared with them
+        # newcomers are compared with them
+        cached = [updates.signatures_of(members) for members in groups]
         tree = tree.split(
             0, groups, params=tree.nodes[0].params, cached=cached, round_number=self.r, criteria={}
         )

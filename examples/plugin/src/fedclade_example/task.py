@@ -8,9 +8,8 @@ from fedclade.tasks import Task
 
 def smooth_labels() -> Task:
     """Classification whose labels are right nine times out of ten."""
-    return Task(
-        "classification", loss=smoothed, metrics=("f1", "accuracy")
-    )  # the first metric counts
+    # the first metric counts
+    return Task("classification", loss=smoothed, metrics=("f1", "accuracy"))
 
 
 def smoothed(outputs: Tensor, targets: Tensor) -> Tensor:

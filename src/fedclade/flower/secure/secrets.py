@@ -193,9 +193,8 @@ class Numbers:
         share = min(contribution.examples, self.largest_weight) / self.largest_weight
         # At least 1, as only a contribution that is not usable has weight 0.
         tail[WEIGHT] = max(1, round(share * self.weight_steps))
-        weight = (
-            float(tail[WEIGHT]) / self.weight_steps
-        )  # as rounded, since the server divides by it
+        # as rounded, since the server divides by it
+        weight = float(tail[WEIGHT]) / self.weight_steps
         update = contribution.update.detach().cpu().double().numpy()
         vectors = update[: self.parameters], update[self.parameters :]
         encoded = [
