@@ -44,7 +44,7 @@ def test_without_out_the_folder_has_the_name_of_the_example(
 def test_an_unknown_example_is_refused_with_the_known_ones():
     with pytest.raises(
         ConfigError,
-        match=re.escape(f"unknown example 'banks'; available: {', '.join(list_examples())}"),
+        match=re.escape(f"unknown example 'banks' (known: {', '.join(list_examples())})"),
     ):
         call("banks")
 

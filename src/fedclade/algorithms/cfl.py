@@ -395,8 +395,8 @@ class CFL(Algorithm[CFLState]):
             rule = "left out: criterion = 'replicated' splits by a test, not by thresholds"
         elif isinstance(self.criterion, SplitCriterion):
             unused = (*THRESHOLD_OPTIONS, "level")
-            name = type(self.criterion).__name__
-            rule = f"left out: the criterion {name} has its own options, and decides alone"
+            criterion = type(self.criterion).__name__
+            rule = f"left out: the criterion {criterion} has its own options, and decides alone"
         else:
             return
         rules: list[tuple[str, object, bool, str]] = []
@@ -472,16 +472,7 @@ class CFL(Algorithm[CFLState]):
     ) -> tuple[CFLState, RoundLog]:
         """Run one pass of Algorithm 5's loop (lines 5 to 23).
 
-        Parameters
-        ----------
-        state
-            The state after the previous round.
-        cohort
-            Ids of the clients sampled for this round.
-        clients
-            All clients; queries go through this object.
-        this_round
-            Round number, seed and local training.
+        Parameters are those of :meth:`Algorithm.step <fedclade.Algorithm.step>`.
         """
         if not cohort:  # all clients that are available are in clusters that are done
             return state, RoundLog({}, {})

@@ -564,16 +564,7 @@ class FedDrift(OneCohort[FedDriftState]):
     ) -> tuple[FedDriftState, RoundLog]:
         """Run one round: start a time step if one is due, then train every model that is in use.
 
-        Parameters
-        ----------
-        state
-            The state after the previous round.
-        cohort
-            Ids of the clients sampled for this round.
-        clients
-            All clients; queries go through this object.
-        this_round
-            Round number, seed and local training.
+        Parameters are those of :meth:`Algorithm.step <fedclade.Algorithm.step>`.
         """
         events: list[Event] = []
         data_has_changed = not state.stages or clients.stage != state.stages[-1]

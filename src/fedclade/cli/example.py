@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fedclade.cli.options import new_console, say
-from fedclade.core import ConfigError, RunError
+from fedclade.core import ConfigError, RunError, appear, unknown
 
 EXAMPLES = Path(__file__).parent / "examples"
 """A folder for each example: the clients' CSV files and a config, both named as in the documentation.
@@ -31,14 +31,14 @@ def copy_example(
     """
     known = list_examples()
     if name not in known:
-        raise ConfigError(f"unknown example {name!r}; available: {', '.join(known)}")
+        raise ConfigError(unknown("example", name, known))
     target = Path(name) if out is None else out
     if target.exists():
         raise ConfigError(f"{target} exists already; name another folder with --out, or remove it")
     try:
-        shutil.copytree(EXAMPLES / name, target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        appear(target, lambda beside: shutil.copytree(EXAMPLES / name, beside))
     except OSError as error:
-        shutil.rmtree(target, ignore_errors=True)
         raise RunError(f"cannot write {target}: {error}; name another folder with --out") from error
     console = new_console()
     files = len(list(target.glob("*.csv")))

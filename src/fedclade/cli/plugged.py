@@ -41,7 +41,10 @@ class PluggedGroup(TyperGroup):
 
 
 def _import_command(point: EntryPoint) -> click.Command:
-    """Return the command that an entry point names; if it cannot be imported, a command that says so when called."""
+    """Import the command that an entry point names.
+
+    If that fails, return a command that raises the error when it is called.
+    """
     try:
         return _as_command(point.name, loaded(point, "command"))
     except ConfigError as error:
@@ -64,7 +67,7 @@ def _as_command(name: str, value: Any) -> click.Command:
 
 
 def _failing_command(name: str, error: FedcladeError, *, hidden: bool = False) -> click.Command:
-    """Return a command that raises an error, whatever its arguments are; the error is also its help."""
+    """Return a command that raises an error whatever its arguments are, and has it as its help."""
 
     def fail() -> NoReturn:
         raise error
