@@ -236,7 +236,7 @@ METHODS: tuple[Method, ...] = (
     _record(
         "fedrc",
         FedRC,
-        "FedEM that does not part clients by their labels alone",
+        "FedEM that does not separate clients by their labels alone",
         papers=(
             Paper(
                 ("Guo", "Tang", "Lin"),
