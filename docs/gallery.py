@@ -1,10 +1,20 @@
 """The pictures of the gallery: ``python docs/gallery.py`` runs four methods on digits, and photographs their reports.
 
+``python docs/gallery.py DATA`` photographs reports on real data instead, and prints the gains that ``docs/report.md``
+quotes. DATA has two folders of CSV files with a header, one file for each client:
+
+- ``landmine/field01.csv`` to ``field29.csv``: the landmine data of Xue et al. (2007), with the nine inputs as ``x0`` to
+  ``x8``, and 0 or 1 as ``mine``;
+- ``heart/cleveland.csv``, ``hungarian.csv``, ``switzerland.csv`` and ``va.csv``: the UCI heart disease data, with at
+  least the columns of ``HEART_COLUMNS`` and the grade of the disease, from 0 to 4, as ``target``. Cells with missing
+  values are empty.
+
 It needs the extra ``dev`` and a Chromium, which ``CHROME`` may name.
 """
 
 from __future__ import annotations
 
+import csv
 import io
 import os
 import shutil
@@ -17,6 +27,7 @@ from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 
 import fedclade
+from fedclade.report.gains import GainView
 
 PICTURES = Path(__file__).parent / "gallery"
 COLOURS = 128
@@ -31,8 +42,103 @@ METHODS = {
 }
 
 
+LANDMINE = """
+rounds = 30
+[data]
+files = "landmine/*.csv"
+target = "mine"
+standardize = "federated"
+[task]
+name = "binary"
+metrics = ["auroc", "accuracy"]
+class_weights = "balanced"
+[algorithm]
+name = "rcfl"
+"""
+
+HEART = """
+rounds = 20
+[data]
+files = "heart/*.csv"
+target = "ill"
+attributes = "hospitals.csv"
+standardize = "federated"
+[task]
+name = "binary"
+[algorithm]
+name = "rcfl"
+"""
+
+HEART_COLUMNS = ("age", "sex", "cp", "thalach", "exang", "oldpeak")
+"""Columns of the heart data in which few values are missing."""
+
+HOSPITALS = """client,country
+cleveland,USA
+hungarian,Hungary
+switzerland,Switzerland
+va,USA
+"""
+
+
 def main() -> None:
     """Run the methods, write their reports, and photograph these."""
+    if len(sys.argv) > 1:
+        photograph_real_data(Path(sys.argv[1]).absolute())
+    else:
+        photograph_digits()
+
+
+def photograph_real_data(data: Path) -> None:
+    """Run rcfl on the landmine and the heart data, and photograph the head of each report."""
+    chrome = os.environ.get("CHROME") or shutil.which("chromium") or shutil.which("google-chrome")
+    with tempfile.TemporaryDirectory() as name, sync_playwright() as playwright:
+        folder = Path(name)
+        shutil.copytree(data / "landmine", folder / "landmine")
+        prepare_heart(data / "heart", folder / "heart")
+        (folder / "hospitals.csv").write_text(HOSPITALS)
+        (folder / "landmine.toml").write_text(LANDMINE)
+        (folder / "heart.toml").write_text(HEART)
+        browser = playwright.chromium.launch(executable_path=chrome, args=["--no-sandbox"])
+        # With one cluster there is nothing that distinguishes clusters.
+        last_sections = {"landmine": "distinction", "heart": "gains"}
+        for run, last_section in last_sections.items():
+            call(folder, "run", f"{run}.toml", "--out", f"{run}-run", "--quiet")
+            call(folder, "report", f"{run}-run")
+            print_gains(folder / f"{run}-run")
+            page = folder / f"{run}-run" / "report.html"
+            photograph_head(browser, page, last_section=last_section, name=f"report-{run}")
+        browser.close()
+
+
+def print_gains(folder: Path) -> None:
+    """Print the mean gains of a run, and the clients that would clearly be better off alone."""
+    run = fedclade.Run.load(folder)
+    view = GainView.of(run)
+    print(f"{folder.name}:")
+    for gain in view.mean_gains:
+        print(f"  gain over {gain.model}: {view.describe_mean_gain(gain)}")
+    for client in view.clients:
+        over_alone = client.gains["alone"]
+        if over_alone.trend == "bad":
+            print(f"  {client.name}: gain over alone: {view.write_gain(over_alone)} {view.unit}")
+
+
+def prepare_heart(source: Path, target: Path) -> None:
+    """Write the complete rows of some columns, and whether a patient is ill, in place of a grade from 0 to 4."""
+    target.mkdir()
+    for path in sorted(source.glob("*.csv")):
+        with path.open() as file:
+            rows = [row for row in csv.DictReader(file) if all(row[name] for name in HEART_COLUMNS)]
+        with (target / path.name).open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow([*HEART_COLUMNS, "ill"])
+            for row in rows:
+                ill = int(float(row["target"]) > 0)
+                writer.writerow([*(row[name] for name in HEART_COLUMNS), ill])
+
+
+def photograph_digits() -> None:
+    """Run four methods on digits, and photograph sections of their reports."""
     federation = fedclade.load_federation("digits", clients=20, shift="label_swap", clusters=4)
     local = fedclade.LocalTraining(epochs=3, batch_size=20, lr=0.1)
     chrome = os.environ.get("CHROME") or shutil.which("chromium") or shutil.which("google-chrome")
@@ -66,11 +172,13 @@ def main() -> None:
 
 def report(folder: str, *arguments: str) -> None:
     """Write a page by the command line, in a folder."""
+    call(Path(folder), "report", *arguments)
+
+
+def call(folder: Path, *arguments: str) -> None:
+    """Call the command line in a folder."""
     subprocess.run(
-        [sys.executable, "-m", "fedclade", "report", *arguments],
-        cwd=folder,
-        check=True,
-        capture_output=True,
+        [sys.executable, "-m", "fedclade", *arguments], cwd=folder, check=True, capture_output=True
     )
 
 

@@ -18,14 +18,14 @@ from roles import linked
 
 import fedclade
 from fedclade.algorithms import ALGORITHMS, TRUTH
-from fedclade.channel import Adversary, CentralPrivacy, Faults, Signature
 from fedclade.cli.app import app
-from fedclade.core import Aggregation, LocalTraining
+from fedclade.config.settings import FIXED, TopLevel
+from fedclade.core import installed, named, settings_of, summary_of
 from fedclade.data import FilesSettings
+from fedclade.flower.from_config import AppSettings
+from fedclade.flower.network import Network
 from fedclade.models import Parts
 from fedclade.report import cite_name
-from fedclade.runs import Churn, RunSettings
-from fedclade.tasks import build_task
 
 ROOT = Path(__file__).parents[1]
 ROOMS = {
@@ -156,57 +156,40 @@ def _plain(text: str) -> str:
 
 
 def config_page() -> str:
-    """Return the page of all keys of a config, told by the docstrings of what they set."""
-    top = {name: each for name, each in parameters(RunSettings).items() if name in _top_keys()}
-    simulate = parameters(fedclade.simulate)
-    top |= {name: simulate[name] for name in ("engine", "tf32")}
-    task = {"name": ("None", "Of the task, or `module:factory`."), **parameters(build_task)}
-    data = parameters(fedclade.load_federation)
-    late = {
-        "clients": data.pop("newcomers"),
-        "samples_per_client": data.pop("newcomer_samples"),
-        **_only(parameters(Churn), "join_round", "leave_round"),
-        "without_labels": ("False", "Whether `fedclade assign` does without newcomers' labels."),
-    }
-    data = {"name": data.pop("source"), **data}
-    for not_there in ("seed", "data_dir", "source_arguments, partition_arguments, shift_arguments"):
-        data.pop(not_there, None)
-    of_run = parameters(RunSettings)
-    privacy = {
-        "permute": of_run["permute"],
-        "model": (
-            "`'local'`",
-            "Where noise is added: by clients, `local`, or on sums, `central`, in a simulation.",
-        ),
-        "level": (
-            "`'client'`",
-            "Whom noise protects: a `client` with its data, or each `example` of it, by DP-SGD.",
-        ),
-        **parameters(CentralPrivacy),
-        "min_cluster_size": of_run["min_cluster_size"],
-    }
-    parts = {
-        "name": ("'mlp'", "Of the model, or `module:factory`; its options are keys, too."),
-        **parameters(Parts),
-    }
+    """Return the page of all keys of a config, made from the settings and the docstrings of what they set."""
+    fixed = [
+        (f"[{name}]", ABOUT.get(name, ""), settings_table(kind)) for name, kind in FIXED.items()
+    ]
+    own = [
+        (f"[middleware.{name}]", summary_of(kind), settings_table(kind))
+        for name, kind in installed_middleware().items()
+    ]
     sections = [
-        ("Above the sections", "", top),
+        ("Above the sections", "", settings_table(TopLevel)),
         (
             "[data]",
             "A data set by name, shared out; options of source, partition and shift are keys, too.",
-            data,
+            data_keys(),
         ),
         ("[data] with files", "See [your own data](../own-data.md).", parameters(FilesSettings)),
-        ("[model]", "", parts),
-        ("[local]", "", parameters(LocalTraining)),
-        ("[task]", "", task),
-        ("[signature]", "", parameters(Signature)),
-        ("[privacy]", "", privacy),
-        ("[faults]", "", parameters(Faults)),
-        ("[adversary]", "See [robustness](../robustness.md).", parameters(Adversary)),
-        ("[newcomers]", "", late),
-        ("[aggregate]", "See [robustness](../robustness.md).", parameters(Aggregation)),
-        ("[presence]", "", _only(parameters(Churn), "trace", "round_seconds", "trace_period")),
+        (
+            "[model]",
+            "",
+            {
+                "name": (
+                    "`'mlp'`",
+                    "Of the model, or `module:factory`; its options are keys, too.",
+                ),
+                **settings_table(Parts),
+            },
+        ),
+        *fixed,
+        (
+            "[network]",
+            "In the run config of a Flower app. See [deploy](../deploy.md).",
+            {**settings_table(Network), **settings_table(AppSettings)},
+        ),
+        *own,
     ]
     of_algorithms = [
         (f"[algorithm] {name}", entry.summary, parameters(entry.algorithm))
@@ -214,23 +197,58 @@ def config_page() -> str:
     ]
     head = (
         "# Config keys\n\nA config is a TOML file of these. `--set section.key=value` sets any of them; "
-        "`fedclade validate` checks them. `[target]` names metrics and what to reach."
+        "`fedclade validate` checks them. `[target]` names metrics and what to reach. "
+        "`[middleware.NAME]` has the settings of [middleware of your own](../your-own.md#middleware)."
     )
     return (
         "\n\n".join([head, *(_section(*section) for section in (*sections, *of_algorithms))]) + "\n"
     )
 
 
-def _top_keys() -> set[str]:
-    from fedclade.config import Config
+ABOUT = {
+    "adversary": "See [robustness](../robustness.md).",
+    "aggregate": "See [robustness](../robustness.md).",
+    "privacy": "See [privacy](../privacy.md).",
+    "report": "See [the report](../report.md).",
+    "task": "See [your own task](../own-task.md).",
+}
+"""Further reading on a section."""
 
-    top = Config.__dataclass_fields__["top"].type
-    module = import_module("fedclade.config.settings")
-    return {each.name for each in fields(getattr(module, str(top)))}
+
+def data_keys() -> dict[str, tuple[str, str]]:
+    """Return the keys of ``[data]`` for data sets that are shared out."""
+    data = parameters(fedclade.load_federation)
+    of_others = ("newcomers", "newcomer_samples", "seed", "data_dir")
+    for name in (*of_others, "source_arguments, partition_arguments, shift_arguments"):
+        data.pop(name, None)
+    return {
+        "name": data.pop("source"),
+        **data,
+        "attributes": (
+            "–",
+            "File with a row of attributes for each client, such as its country, for the report.",
+        ),
+    }
 
 
-def _only(found: Mapping[str, tuple[str, str]], *names: str) -> dict[str, tuple[str, str]]:
-    return {name: found[name] for name in names if name in found}
+def installed_middleware() -> dict[str, type[Any]]:
+    """Return the middleware that installed packages add, by name."""
+    return {name: named("middleware", name, {}, "middleware") for name in installed("middleware")}
+
+
+def settings_table(kind: type[Any]) -> dict[str, tuple[str, str]]:
+    """Return the default and the description with the range of each setting of a class, by its name."""
+    table: dict[str, tuple[str, str]] = {}
+    for name, (_, about) in settings_of(kind).items():
+        text = _escaped(about.doc)
+        if about.allowed is not None and about.allowed.text not in about.doc:
+            text += f" Allowed: {_escaped(about.allowed.text)}."
+        table[name] = _default(kind, name), text
+    return table
+
+
+def _escaped(text: str) -> str:
+    return linked(" ".join(text.split())).replace("|", "\\|")
 
 
 def _section(title: str, about: str, keys: Mapping[str, tuple[str, str]]) -> str:
@@ -254,8 +272,7 @@ def parameters(of: Callable[..., Any]) -> dict[str, tuple[str, str]]:
     for section in sections:
         if section.kind is griffe.DocstringSectionKind.parameters:
             for each in section.value:
-                says = linked(" ".join(each.description.split())).replace("|", "\\|")
-                found[each.name] = _default(of, each.name), says
+                found[each.name] = _default(of, each.name), _escaped(each.description)
     return found
 
 

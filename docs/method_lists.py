@@ -112,7 +112,7 @@ def readme_table() -> list[str]:
         papers = "; ".join(paper.short for paper in method.papers)
         if not papers and "fedclade" in method.citations:
             papers = "ours"
-        limit = "; simulations only" if method.algorithm.simulated else ""
+        limit = "; simulations only" if method.requires.simulation else ""
         rows.append(
             f"| [`{method.name}`](docs/{method.page}) | {papers} | {method.description}{limit} |"
         )

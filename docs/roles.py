@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+from importlib import import_module
 from typing import Any
 
 from griffe import Extension, Object
@@ -14,9 +16,17 @@ class Roles(Extension):
     """Turn ``:class:`~fedclade.core.Clients``` into a link to where that is documented, if it is."""
 
     def on_object(self, *, obj: Object, **_: Any) -> None:
-        """Rewrite the docstring of an object."""
+        """Rewrite the docstring of an object; that of a settings class is made when it is imported."""
+        if obj.docstring and obj.is_class and "document_settings" in decorators_of(obj):
+            value = getattr(import_module(obj.module.path), obj.name)
+            obj.docstring.value = inspect.getdoc(value) or ""
         if obj.docstring:
             obj.docstring.value = linked(obj.docstring.value)
+
+
+def decorators_of(obj: Object) -> list[str]:
+    """Return the names of the decorators of a class."""
+    return [str(each.value) for each in getattr(obj, "decorators", ())]
 
 
 def linked(text: str) -> str:
