@@ -36,7 +36,17 @@ from torch.nn import functional
 from fedclade import IFCA, Federation, FedGroup, FeSEM, LocalTraining, ReplicatedCFL, simulate
 from fedclade.algorithms import Algorithm, State, build_algorithm
 from fedclade.clustering import agglomerate, compute_distances, cut
-from fedclade.core import Clients, Evaluation, EvaluationQuery, Query, Round, UpdateQuery, Updates
+from fedclade.core import (
+    Clients,
+    Evaluation,
+    EvaluationQuery,
+    Query,
+    Round,
+    RoundPlan,
+    Sink,
+    TrainQuery,
+    Updates,
+)
 from fedclade.data import ClientData, Pool
 from fedclade.runs import Backend
 from fedclade.tasks import cluster_scores
@@ -112,7 +122,7 @@ def run(method: str, made: Federation, cohort: int, rounds: int, seed: int) -> L
     step = kind.step
 
     def noting(
-        self: Any, state: State, ids: Sequence[int], clients: Clients, this_round: Round
+        self: Any, state: State, ids: Sequence[int], clients: Clients, this_round: RoundPlan
     ) -> Any:
         took.update(ids)
         return step(self, state, ids, clients, this_round)
@@ -164,10 +174,10 @@ class Scripted(Clients):
         """All alike."""
         return self.many
 
-    def ask(self, query: Query[Any], /) -> Any:
+    def ask(self, query: Query[Any], /, sink: Sink | None = None) -> Any:
         """Answer, and note the time."""
         start = process_time()
-        if isinstance(query, UpdateQuery):
+        if isinstance(query, TrainQuery):
             answer: Any = self.updates(query)
         else:
             assert isinstance(query, EvaluationQuery)
@@ -175,12 +185,13 @@ class Scripted(Clients):
         self.seconds += process_time() - start
         return answer
 
-    def updates(self, query: UpdateQuery) -> Updates:
+    def updates(self, query: TrainQuery) -> Updates:
         """Return updates half the way to the clients' corners, with noise."""
-        n, parts, this_round = len(query.ids), query.round.replicates, query.round
+        splits = query.work.splits
+        n, parts, this_round = len(query.ids), splits.count if splits else 1, query.round
         draw = torch.Generator().manual_seed(this_round.number)
         corners = self.corners[torch.tensor(query.ids) % CLUSTERS]
-        start = query.models[torch.tensor(query.assignment)]
+        start = query.models.vectors[torch.tensor(query.models.start)]
         made = (corners - start)[:, None] / 2 + 0.3 * torch.randn(
             n, parts, self.size, generator=draw
         )
@@ -188,7 +199,7 @@ class Scripted(Clients):
         updates = Updates.received(
             query.ids, sizes, made.mean(1), self.size, losses, this_round.number
         )
-        return updates if parts == 1 else Updates(**{**vars(updates), "parts": made})
+        return updates if parts == 1 else updates.with_columns(parts=made)
 
     def evaluation(self, query: EvaluationQuery) -> Evaluation:
         """Return how far models are from the clients' corners."""
@@ -205,12 +216,14 @@ def server(method: str, clients: int, cohort: int, rounds: int) -> Line:
     """Return what the server spends on a round: seconds of CPU time without those of the clients, and the worst."""
     algorithm, scripted = METHODS[method](), Scripted(clients)
     initial = torch.randn(
-        algorithm.initial_models, scripted.size, generator=torch.Generator().manual_seed(1)
+        algorithm.requires.initial_models, scripted.size, generator=torch.Generator().manual_seed(1)
     )
-    state = algorithm.init(initial if algorithm.initial_models > 1 else initial[0], scripted)
+    state = algorithm.init(
+        initial if algorithm.requires.initial_models > 1 else initial[0], scripted
+    )
     spent = list[float]()
     for number in range(1, rounds + 1):
-        this_round, before, start = Round(number, LOCAL), scripted.seconds, process_time()
+        this_round, before, start = RoundPlan(number, LOCAL), scripted.seconds, process_time()
         ids = algorithm.sample_cohort(state, cohort / clients, this_round.generator("cohort"))
         state, _ = algorithm.step(state, ids, scripted, this_round)
         spent.append(process_time() - start - (scripted.seconds - before))

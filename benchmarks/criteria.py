@@ -28,7 +28,7 @@ from rich.table import Table
 
 from fedclade import CFL, RoundLog, Run, State, log_of, move_clusters, simulate, train_clusters
 from fedclade.core.clients import Clients
-from fedclade.core.queries import Round
+from fedclade.core.queries import RoundPlan
 from fedclade_papers import EXPERIMENTS, ResultCache, Settings
 from fedclade_papers.cache import local_of, maker_of
 
@@ -61,7 +61,7 @@ class Told(CFL):
     dates: tuple[int, int]
 
     def step(
-        self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round
+        self, state: State, cohort: Sequence[int], clients: Clients, this_round: RoundPlan
     ) -> tuple[State, RoundLog]:
         """Run a round; split every cluster of several distributions on a date."""
         parts = train_clusters(state, cohort, clients, this_round)

@@ -32,7 +32,7 @@ from fedclade.channel import (
     encode,
 )
 from fedclade.config import Config, find_config, read_config
-from fedclade.core import Ask, UpdateQuery, Updates
+from fedclade.core import TrainQuery, Updates
 from fedclade.runs import Backend, Checkpointer, Churn, History, run_rounds
 
 CONFIGS = tuple(f"{name}-mnist-label-swap" for name in ("cfl", "fl_hc", "fedgroup"))
@@ -63,20 +63,21 @@ WAYS = (
 class Encoding(Middleware):
     """Encodes, counts and decodes updates as they travel."""
 
+    queries = (TrainQuery,)
+
     def __init__(self, way: Way, n_parameters: int) -> None:
         self._way = way
         self._n_parameters = n_parameters
         self._feedback: dict[tuple[int, str], ErrorFeedback] = {}
         self.bytes_up = 0
 
-    def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
+    def after(self, query: TrainQuery, reply: Updates) -> Updates:
         """Return the updates as they arrive."""
-        updates = ask(query)
-        pairs = zip(updates.ids, updates.required_deltas, strict=True)
+        pairs = zip(reply.ids, reply.required_deltas, strict=True)
         rows = torch.stack([self._sent(client, query.round.purpose, row) for client, row in pairs])
-        sizes = [int(size) for size in updates.sizes.tolist()]
+        sizes = [int(size) for size in reply.sizes.tolist()]
         return Updates.received(
-            updates.ids, sizes, rows, self._n_parameters, updates.losses, query.round.number
+            reply.ids, sizes, rows, self._n_parameters, reply.losses, query.round.number
         )
 
     def _sent(self, client: int, purpose: str, update: Tensor) -> Tensor:

@@ -23,8 +23,8 @@ from fedclade import (
     FedAvg,
     FedBuff,
     LocalTraining,
-    Round,
     RoundLog,
+    RoundPlan,
     Run,
     State,
     load_federation,
@@ -44,7 +44,7 @@ class Timed(FedAvg):
     """FedAvg whose rounds are timed."""
 
     def step(
-        self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round
+        self, state: State, cohort: Sequence[int], clients: Clients, this_round: RoundPlan
     ) -> tuple[State, RoundLog]:
         """Train, and say how long the slowest took."""
         state, log = super().step(state, cohort, clients, this_round)

@@ -22,7 +22,7 @@ from torch import Tensor
 from fedclade import FedAvg, Federation, LocalTraining, load_federation
 from fedclade.clustering.linkage import agglomerate, count_clusters_by_gap, cut, find_largest_gap
 from fedclade.clustering.similarity import compute_distances
-from fedclade.core.queries import Round
+from fedclade.core.queries import RoundPlan
 from fedclade.data import SHIFTS
 from fedclade.runs import module_for
 from fedclade.tasks.metrics import cluster_scores
@@ -47,7 +47,7 @@ def updates_after(
     algorithm = FedAvg()
     state = algorithm.init(clients.layout.flatten(module), clients)
     for done in range(max(rounds) + 1):
-        this_round = Round(done + 1, SPEC, seed)
+        this_round = RoundPlan(done + 1, SPEC, seed)
         if done in rounds:
             models, rows = state.tree.models([0] * len(federation))
             yield done, clients.train(federation.ids, models, rows, this_round).signatures

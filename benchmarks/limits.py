@@ -22,7 +22,7 @@ import logging
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, median_low
 from typing import Any
@@ -32,7 +32,7 @@ import torch
 
 from fedclade.channel import Limiting, Middleware
 from fedclade.config import Config, read_scenario
-from fedclade.core import Aggregation, Ask, ConfigError, Limits, UpdateQuery, Updates, row_norms
+from fedclade.core import Aggregation, ConfigError, Limits, TrainQuery, Updates, row_norms
 from fedclade.data import Federation
 from fedclade.runs import Run
 
@@ -54,6 +54,8 @@ SCENARIOS: Mapping[str, tuple[str, Sequence[str]]] = {
 class Acts(Middleware):
     """What stands where limits do: it measures updates, lets one client lie, and then holds to the limits."""
 
+    queries = (TrainQuery,)
+
     limiting: Limiting | None
     factor: float = 1.0
     claim: int = 0
@@ -69,32 +71,29 @@ class Acts(Middleware):
         }
         return self.limiting.weights(claimed) if self.limiting else claimed
 
-    def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
+    def before(self, query: TrainQuery) -> TrainQuery:
+        """Return the query."""
+        return self.limiting.before(query) if self.limiting else query
+
+    def after(self, query: TrainQuery, reply: Updates) -> Updates:
         """Return the updates."""
-        if query.is_secret:
-            return ask(query)
-        rows = dict(zip(query.ids, query.assignment, strict=True))
+        if not query.work.sends_update:
+            return reply
+        updates = self.with_lie(query, reply)
+        return self.limiting.after(query, updates) if self.limiting else updates
 
-        def lied(query: UpdateQuery) -> Updates:
-            updates = ask(query)
-            self.measure(updates, rows)
-            if self.liar not in updates.ids or updates.deltas is None:
-                return updates
-            place, sizes, deltas = (
-                updates.ids.index(self.liar),
-                updates.sizes.clone(),
-                updates.deltas.clone(),
-            )
-            deltas[place] *= self.factor
-            sizes[place] = self.claim or sizes[place]
-            return replace(
-                updates,
-                sizes=sizes,
-                deltas=deltas,
-                norms=row_norms(deltas[:, : updates.n_parameters]),
-            )
-
-        return self.limiting.updates(query, lied) if self.limiting else lied(query)
+    def with_lie(self, query: TrainQuery, updates: Updates) -> Updates:
+        """Measure updates, and return them with those of the liar."""
+        self.measure(updates, dict(zip(query.ids, query.models.start, strict=True)))
+        if self.liar not in updates.ids or updates.deltas is None:
+            return updates
+        place = updates.ids.index(self.liar)
+        sizes = updates.sizes.clone()
+        deltas = updates.deltas.clone()
+        deltas[place] *= self.factor
+        sizes[place] = self.claim or sizes[place]
+        norms = row_norms(deltas[:, : updates.n_parameters])
+        return updates.with_columns(sizes=sizes, deltas=deltas, norms=norms)
 
     def measure(self, updates: Updates, rows: Mapping[int, int]) -> None:
         """Note the longest of some updates, parameters and buffers, by the median of those from the same model."""

@@ -22,7 +22,7 @@ from flwr.common.secure_aggregation.crypto.symmetric_encryption import encrypt, 
 from flwr.common.serde import message_to_proto
 
 from fedclade import LocalTraining
-from fedclade.core import Round, UpdateQuery
+from fedclade.core import Models, Round, TrainQuery
 from fedclade.flower import LocalGrid, wire
 from fedclade.flower.models_sent import training_values
 from fedclade.flower.secure.encoding import DIGEST_BYTES, bitmap
@@ -90,12 +90,8 @@ def length_of(content: RecordDict) -> int:
 
 def training() -> dict[str, Any]:
     """Return what a training is told."""
-    query = UpdateQuery(
-        kind="train",
-        ids=range(2),
-        models=torch.zeros(1, 1),
-        assignment=[0, 0],
-        round=Round(12, LocalTraining(lr=0.1)),
+    query = TrainQuery(
+        range(2), Models(torch.zeros(1, 1), [0, 0]), Round(12, LocalTraining(lr=0.1))
     )
     return {**training_values(query, None), "signs": False}
 

@@ -93,21 +93,17 @@ def wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
+def run_script(script: str, source: Path, *options: str, **variables: str) -> str:
+    """Measure by a script in a process that imports one version; return its last line."""
+    environment = {**os.environ, "PYTHONPATH": str(source), **variables}
+    command = [sys.executable, script, str(source), "--measure", *options]
+    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    return done.stdout.splitlines()[-1]
+
+
 def run_version(source: Path, device: str, rounds: int) -> dict[str, dict[str, float]]:
     """Measure all models in a process that imports one version."""
-    environment = {**os.environ, "PYTHONPATH": str(source)}
-    command = [
-        sys.executable,
-        __file__,
-        str(source),
-        "--measure",
-        "--device",
-        device,
-        "--rounds",
-        str(rounds),
-    ]
-    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(run_script(__file__, source, "--device", device, "--rounds", str(rounds)))
 
 
 def best_of(turns: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:

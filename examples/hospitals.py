@@ -1,7 +1,8 @@
 """Twelve hospitals, a CSV file each: who will be readmitted? No row leaves its hospital.
 
-In six of them older patients come back, in six the younger, which nobody tells the server. The data is made up; what
-runs it is ``hospitals.toml``, which would run real files as well: fedclade run hospitals.toml
+In six of them older patients come back, in six the younger, which nobody tells the server. Some
+cells are empty, and one column identifies the patient. The data is made up; what runs it is
+``hospitals.toml``, which would run real files as well: fedclade run hospitals.toml
 
 python examples/hospitals.py [FOLDER]
 """
@@ -23,25 +24,40 @@ task = { name = "binary", metrics = ["auroc", "f1"] }
 [data]
 files = "hospitals/*.csv"
 target = "readmitted"
-standardize = "federated"
+exclude = ["patient"]
+missing = "mean"
 """
 
 
 def write_hospitals(folder: Path, hospitals: int = 12, patients: int = 200, seed: int = 0) -> Path:
     """Write the hospitals' files and the config that runs them; return the config."""
     draw = np.random.default_rng(seed)
+    # A generator of its own: the other columns do not depend on what it draws.
+    added = np.random.default_rng([seed, 1])
     (folder / "hospitals").mkdir(parents=True, exist_ok=True)
     for i in range(hospitals):
         age, bmi = draw.normal(60, 12, patients), draw.normal(27, 4, patients)
         ward = draw.choice(["cardiology", "surgery", "geriatrics"], patients)
         risk = (1 if i % 2 else -1) * (age - 60) / 8 + (bmi - 27) / 6 + (ward == "surgery")
         readmitted = draw.random(patients) < 1 / (1 + np.exp(-1.5 * risk))
-        rows = zip(age.round(1), bmi.round(1), ward, np.where(readmitted, "yes", "no"), strict=True)
-        lines = ["age,bmi,ward,readmitted", *(",".join(map(str, row)) for row in rows)]
+        columns = [
+            [f"H{i:02}-{number:04}" for number in added.permutation(10_000)[:patients]],
+            age.round(1),
+            with_empty_cells(bmi.round(1), 0.08, added),
+            with_empty_cells(ward, 0.03, added),
+            np.where(readmitted, "yes", "no"),
+        ]
+        rows = zip(*columns, strict=True)
+        lines = ["patient,age,bmi,ward,readmitted", *(",".join(map(str, row)) for row in rows)]
         (folder / "hospitals" / f"hospital-{i:02}.csv").write_text("\n".join(lines) + "\n")
     config = folder / "hospitals.toml"
     config.write_text(CONFIG)
     return config
+
+
+def with_empty_cells(column: np.ndarray, share: float, draw: np.random.Generator) -> np.ndarray:
+    """Return a column as texts, in which about this share of the cells is empty."""
+    return np.where(draw.random(len(column)) < share, "", column.astype(str))
 
 
 if __name__ == "__main__":

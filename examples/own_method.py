@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 import fedclade
-from fedclade import Clients, Event, ParameterTree, Round, RoundLog, State
+from fedclade import Clients, Event, ParameterTree, RoundLog, RoundPlan, State
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class UpdateKMeans(fedclade.Algorithm):
         return State(ParameterTree.root_only(clients.ids, params))
 
     def step(
-        self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round
+        self, state: State, cohort: Sequence[int], clients: Clients, this_round: RoundPlan
     ) -> tuple[State, RoundLog]:
         """Train every cluster; in round r train all clients, and split them."""
         everybody = this_round.number == self.r
@@ -50,12 +50,12 @@ class UpdateKMeans(fedclade.Algorithm):
             [c for c, at in zip(updates.ids, labels, strict=True) if at == label]
             for label in set(labels)
         ]
-        # newcomers are compared with them
+        # A newcomer's update is compared with these, at the model at which these were computed.
         cached = [updates.signatures_of(members) for members in clusters]
         tree = tree.split(
             0,
             clusters,
-            params=tree.nodes[0].params,
+            params=state.tree.nodes[0].params,
             cached=cached,
             round_number=self.r,
             criteria={},

@@ -14,7 +14,18 @@ import torch
 from torch import Tensor
 
 import fedclade
-from fedclade import Clients, DataSpec, LocalData, LocalStore, ParameterTree, Round, RoundLog, State
+from fedclade import (
+    Clients,
+    DataSpec,
+    LocalData,
+    LocalStore,
+    ParameterTree,
+    Requires,
+    Round,
+    RoundLog,
+    RoundPlan,
+    State,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,32 +57,22 @@ class LabelHistogramQuery(fedclade.RowQuery):
 class HistogramKMeans(fedclade.Algorithm):
     """Clusters are found once, before training, by k-means on the clients' label histograms."""
 
-    asks_for = "shares of their labels"
-    clusters_from = "n_clusters"
+    requires = Requires(
+        updates=False,  # a step works with sums of updates
+        signatures=False,  # a step compares no updates
+        reports="shares of their labels",
+        disclosures=("label_histograms",),  # what of each client's data the server must see
+        clusters_from="n_clusters",
+    )
 
     n_clusters: int = 2
-
-    @property
-    def needs_updates(self) -> bool:
-        """Whether a step works on the updates of single clients: sums are enough."""
-        return False
-
-    @property
-    def compares(self) -> bool:
-        """Whether a step compares updates."""
-        return False
-
-    @property
-    def discloses(self) -> tuple[str, ...]:
-        """What of each client's data the server must see."""
-        return ("label_histograms",)
 
     def init(self, params: Tensor, clients: Clients) -> State:
         """Put all clients in one cluster."""
         return State(ParameterTree.root_only(clients.ids, params))
 
     def step(
-        self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round
+        self, state: State, cohort: Sequence[int], clients: Clients, this_round: RoundPlan
     ) -> tuple[State, RoundLog]:
         """Cluster all clients, if that is still to be done; then train every cluster."""
         tree = state.tree

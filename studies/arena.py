@@ -190,7 +190,7 @@ def standings(lines: Sequence[Line]) -> tuple[list[str], list[str]]:
             near.append(cell)
         elif gaps:
             where = cell.removeprefix("mnist ").replace("cifar10", DATA["cifar10"])
-            behind.append(f"{where}: `{first}` is {gaps[first]:.1f} points ahead")
+            behind.append(f"{where}, where `{first}` is {gaps[first]:.1f} points more accurate")
     return near, behind
 
 
@@ -209,16 +209,16 @@ def ahead(lines: Sequence[Line], method: str) -> str:
         if name == method and (cell, "rcfl", seed) in of:
             gaps[cell].append(accuracy - of[cell, "rcfl", seed])
     if not gaps:
-        return "not to be compared with it yet"
+        return "not compared with `rcfl` yet: no fold has both"
     each = [mean(mine) for mine in gaps.values()]
     sent = {
         name: mean(line["megabytes"] for line in mnist if line["method"] == name)
         for name in (method, "rcfl")
     }
     return (
-        f"ahead of it in {sum(gap > 0 for gap in each)} of {len(each)} cells, by up to {max(each):.1f} points, at "
-        f"{sent[method] / sent['rcfl']:.1f} times the traffic; it finds the true clusters in "
-        f"{exact(lines, method)} runs"
+        f"more accurate than `rcfl` in {sum(gap > 0 for gap in each)} of {len(each)} cells, by up to "
+        f"{max(each):.1f} points, at {sent[method] / sent['rcfl']:.1f} times the traffic. It finds exactly the true "
+        f"clusters in {exact(lines, method)} runs"
     )
 
 
@@ -233,7 +233,7 @@ def ranks(lines: Sequence[Line]) -> Ranks | None:
 def picture(lines: Sequence[Line], path: Path) -> str:
     """Draw the ranks; return what the page says of them."""
     if (found := ranks(lines)) is None:
-        return "Too few cells are complete for ranks."
+        return "Too few cells have runs of all methods to compute ranks."
     with mpl.rc_context({"svg.hashsalt": "arena"}):
         rank_figure(found).savefig(path, metadata={"Date": None})
     shown = f"![Critical-difference diagram: methods by mean rank, from the best on the left]({path.name})"
@@ -247,9 +247,17 @@ def said(found: Ranks) -> str:
     }
     surely = [f"`{a}`" for a, by in ahead.items() if by >= found.critical]
     unsure = [f"`{a}`" for a, by in ahead.items() if 0 < by < found.critical]
-    text = f"{found.title}: {found.note[:-1]}"
-    text += f"; ahead of `rcfl`: {', '.join(surely)}" if surely else ""
-    return text + (f"; ahead of `rcfl`, but not surely: {', '.join(unsure)}." if unsure else ".")
+    text = (
+        "In each cell and fold, methods are ranked by accuracy. The picture shows the mean ranks of the methods that "
+        f"have run in all of these cells. {found.title}: {found.note} Methods that one bar connects do not differ "
+        "significantly. (Friedman's p is the probability of such "
+        "differences between ranks if all methods were equally good.)"
+    )
+    if surely:
+        text += f" Methods with a significantly better mean rank than `rcfl`: {', '.join(surely)}."
+    if unsure:
+        text += f" Methods with a better mean rank, but not significantly: {', '.join(unsure)}."
+    return text
 
 
 def costs(lines: Sequence[Line]) -> str:
@@ -312,7 +320,7 @@ def page(lines: Sequence[Line]) -> str:
         runs=len(lines),
         near=len(near),
         cells=len(near) + len(behind),
-        behind=f"Further behind: {'; '.join(behind)}. " if behind else "",
+        behind=f"It is further behind in: {'; '.join(behind)}." if behind else "",
         exact=exact(lines),
         feddrift=ahead(lines, "feddrift"),
         cifar10=table_without_kinds("cifar10", lines),

@@ -48,8 +48,8 @@ from fedclade.algorithms import Algorithm
 from fedclade.channel import Channel, Middleware
 from fedclade.channel.accounting import SENSITIVITY, epsilon_of
 from fedclade.channel.privacy import system_noise
-from fedclade.core import Ask, UpdateQuery, Updates
-from fedclade.core.queries import Round
+from fedclade.core import TrainQuery, Updates
+from fedclade.core.queries import Round, RoundPlan
 from fedclade.data import Federation, Pool, load_pool
 from fedclade.runs.backend import Backend
 
@@ -146,12 +146,14 @@ def canary(case: str, method: str, seed: int, *, data_dir: Path | None) -> Line:
 class Watching(Middleware):
     """Notes the updates that a server receives."""
 
+    queries = (TrainQuery,)
+
     seen: list[Updates]
 
-    def updates(self, query: UpdateQuery, ask: Ask) -> Updates:
+    def after(self, query: TrainQuery, reply: Updates) -> Updates:
         """Return the updates, and note them."""
-        self.seen.append(updates := ask(query))
-        return updates
+        self.seen.append(reply)
+        return reply
 
 
 def coins(case: str, method: str, seed: int, *, data_dir: Path | None) -> Line:
@@ -181,7 +183,7 @@ def coins(case: str, method: str, seed: int, *, data_dir: Path | None) -> Line:
         watched = Channel(world.clients, Watching(seen[private]))
         state = algorithm.init(world.initial, watched)
         for number in (1, 2, 3):
-            state, _ = algorithm.step(state, watched.ids, watched, Round(number, LOCAL, seed))
+            state, _ = algorithm.step(state, watched.ids, watched, RoundPlan(number, LOCAL, seed))
         leaves = state.tree.leaf_of
 
     def products(updates: Updates, clean: Updates) -> Tensor:

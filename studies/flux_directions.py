@@ -27,7 +27,7 @@ from torch import Tensor
 from fedclade import FLUX, Federation, LocalTraining, ParameterTree, load_federation, simulate
 from fedclade.algorithms.flux import FLUXState
 from fedclade.config import find_configs, read_scenarios
-from fedclade.core import Round
+from fedclade.core import RoundPlan
 from fedclade.runs import module_for
 from fedclade.tasks.metrics import cluster_scores
 from fedclade.training import SimulatedClients
@@ -84,7 +84,7 @@ def clusters_of_draws(case: Case, draws: int, seed: int) -> list[tuple[int, floa
     for draw in range(draws):
         method = replace(case.method, directions=draw)
         state = FLUXState(ParameterTree.root_only(clients.ids, params))
-        state, _ = method.step(state, [], clients, Round(method.latest + 1, case.local))
+        state, _ = method.step(state, [], clients, RoundPlan(method.latest + 1, case.local))
         clusters = [leaf for leaf in state.tree.leaves if leaf.members]
         ari = cluster_scores(state.tree.leaf_of, case.federation.true_clusters)["ari"]
         found.append((len(clusters), 0.0 if ari is None else ari))

@@ -24,7 +24,7 @@ import torch
 from fedclade import PACFL, Federation, LocalTraining
 from fedclade.config import Config, find_configs, read_scenarios
 from fedclade.config.scenario import known_scales
-from fedclade.core import Round, SetApart
+from fedclade.core import RoundPlan, SetApart
 from fedclade.runs import module_for
 from fedclade.tasks.metrics import cluster_scores
 from fedclade.training import SimulatedClients
@@ -41,7 +41,7 @@ def clusters_found(federation: Federation, method: PACFL, seed: int) -> str:
         federation, module_for("mclr", federation.pool.schema, seed), engine="loop"
     )
     state = method.init(torch.zeros(clients.layout.size), clients)
-    state, log = method.step(state, [], clients, Round(1, LocalTraining(), seed))
+    state, log = method.step(state, [], clients, RoundPlan(1, LocalTraining(), seed))
     text = str(len(state.tree.leaves))
     if federation.true_clusters:
         scores = cluster_scores(state.tree.leaf_of, federation.true_clusters)

@@ -37,7 +37,7 @@ from fedclade import (
 )
 from fedclade.algorithms import Algorithm
 from fedclade.channel.signature import Signature
-from fedclade.core.queries import Round
+from fedclade.core.queries import RoundPlan
 from fedclade.data import Federation
 from fedclade.runs.backend import Backend
 from fedclade.tasks.metrics import cluster_scores, mean_and_interval
@@ -245,7 +245,7 @@ def _drifting(
         )
         state = state or algorithm.init(world.initial, world.clients)
         for number in rounds:
-            this_round = Round(number, LOCAL, seed)
+            this_round = RoundPlan(number, LOCAL, seed)
             state, _ = algorithm.step(state, world.clients.ids, world.clients, this_round)
             aris.append(cluster_scores(state.tree.leaf_of, truth)["ari"])
     models, rows = state.tree.models([state.tree.leaf_of[client] for client in world.clients.ids])

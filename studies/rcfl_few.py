@@ -27,7 +27,7 @@ from torch import nn
 
 from fedclade import CFL, FedAvg, Oracle, ReplicatedCFL, load_federation, simulate
 from fedclade.algorithms import Algorithm
-from fedclade.core.queries import Round
+from fedclade.core.queries import RoundPlan
 from fedclade.data import Federation
 from fedclade.runs.backend import Backend
 from fedclade.tasks.metrics import cluster_scores, mean_and_interval
@@ -176,7 +176,7 @@ def _appearing(case: Case, algorithm: Algorithm, seed: int, federation: Federati
             state = method.init(state.tree.nodes[0].params, world.clients)
         for number in rounds:
             state, _ = method.step(
-                state, world.clients.ids, world.clients, Round(number, LOCAL, seed)
+                state, world.clients.ids, world.clients, RoundPlan(number, LOCAL, seed)
             )
             aris.append(cluster_scores(state.tree.leaf_of, truth)["ari"] or 0.0)
         models, rows = state.tree.models(

@@ -27,7 +27,7 @@ from torch import nn
 
 from fedclade import LocalTraining, ReplicatedCFL, load_federation
 from fedclade.core import Check
-from fedclade.core.queries import Round
+from fedclade.core.queries import RoundPlan
 from fedclade.data import Federation
 from fedclade.runs.backend import Backend
 
@@ -104,7 +104,7 @@ def simulation(case: Case, seed: int, data_dir: Path | None) -> Line:
     state, p_values = algorithm.init(world.initial, world.clients), dict[int, float]()
     for number in range(1, case.rounds + 1):
         state, log = algorithm.step(
-            state, world.clients.ids, world.clients, Round(number, case.local, seed)
+            state, world.clients.ids, world.clients, RoundPlan(number, case.local, seed)
         )
         checks = [event for event in log.events if isinstance(event, Check)]
         if checks:

@@ -17,7 +17,8 @@ from fedclade import FedAvg
 from fedclade.clustering.linkage import LINKAGES, agglomerate, cut
 from fedclade.clustering.similarity import Similarity, compute_cosines, cosine_similarity
 from fedclade.clustering.split_half import DRAWS_TO_RESOLVE, Across, Finding, Labels, Replicates
-from fedclade.core.queries import Round
+from fedclade.core import ClientWork, Nothing, SplitPart
+from fedclade.core.queries import Round, RoundPlan
 from fedclade.data import Federation
 from fedclade.runs.backend import Backend
 from fedclade.tasks.metrics import cluster_scores
@@ -50,17 +51,22 @@ def record(federation: Federation, seed: int) -> dict[str, list[Tensor]]:
 
     def parts(drawn_in: int, m: int, purpose: str) -> list[Tensor]:
         model, rows = state.tree.nodes[0].params[None], [0] * len(federation)
-        asked = [
-            Round(drawn_in, LOCAL, seed, part=(k, m), purpose=f"{purpose} {k}") for k in range(m)
-        ]
-        return [world.clients.train(federation.ids, model, rows, each).signatures for each in asked]
+        updates: list[Tensor] = []
+        for k in range(m):
+            this_round = Round(drawn_in, LOCAL, seed, purpose=f"{purpose} {k}")
+            work = ClientWork(data=SplitPart(k, m), store=Nothing())
+            of_part = world.clients.train(federation.ids, model, rows, this_round, work)
+            updates.append(of_part.signatures)
+        return updates
 
     for number in range(1, last + 1):
         if number in CHECKED:
             found |= {f"{number} in {m}": parts(number, m, "replicate") for m in (2, 3, 4)}
         if number == last:
             found[f"{last} as {first}"] = parts(first, 2, "again")
-        state, _ = algorithm.step(state, federation.ids, world.clients, Round(number, LOCAL, seed))
+        state, _ = algorithm.step(
+            state, federation.ids, world.clients, RoundPlan(number, LOCAL, seed)
+        )
     return found
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import argparse
 import ast
+import copy
 import json
 import random
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeGuard
@@ -241,13 +242,47 @@ def docstrings_below(root: Path) -> list[Sample]:
 
 
 def errors_below(root: Path) -> list[Sample]:
-    """Return the statement of each error that is raised with a text of its own."""
+    """Return the statement of each error that is raised with a text of its own.
+
+    Constants in a text are replaced by their values, since users never see the names.
+    """
+    trees = {
+        path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(root.rglob("*.py"))
+    }
+    everywhere: dict[str, str] = {}
+    for tree in trees.values():
+        everywhere |= _text_constants(tree)
     samples: list[Sample] = []
-    for path in sorted(root.rglob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        raised = filter(_has_text, ast.walk(tree))
-        samples.extend(Sample(_place(path, node.lineno), ast.unparse(node)) for node in raised)
+    for path, tree in trees.items():
+        insert = _InsertConstants(everywhere | _text_constants(tree))
+        for node in filter(_has_text, ast.walk(tree)):
+            statement = ast.fix_missing_locations(insert.visit(copy.deepcopy(node)))
+            samples.append(Sample(_place(path, node.lineno), ast.unparse(statement)))
     return samples
+
+
+def _text_constants(module: ast.Module) -> dict[str, str]:
+    """Return the texts that a module assigns to names in capital letters."""
+    constants: dict[str, str] = {}
+    for node in module.body:
+        if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
+            continue
+        name = node.targets[0].id
+        if name.isupper() and isinstance(node.value, ast.Constant) and _is_text(node.value):
+            constants[name] = str(node.value.value)
+    return constants
+
+
+class _InsertConstants(ast.NodeTransformer):
+    """Replace names of constants in formatted texts by the constants' values."""
+
+    def __init__(self, constants: Mapping[str, str]) -> None:
+        self._constants = constants
+
+    def visit_FormattedValue(self, node: ast.FormattedValue) -> ast.expr:
+        if isinstance(node.value, ast.Name) and node.value.id in self._constants:
+            return ast.Constant(self._constants[node.value.id])
+        return node
 
 
 def _has_text(node: ast.AST) -> TypeGuard[ast.Raise]:

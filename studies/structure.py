@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import fedclade
-from fedclade.core import Round, UpdateQuery, Updates
+from fedclade.core import ClientWork, Round, RoundPlan, TrainQuery, Updates
 
 ROOT = Path(__file__).parents[1]
 SOURCE = Path(fedclade.__file__).parent
@@ -47,7 +47,9 @@ def measures() -> Mapping[str, object]:
         "median of their lines": round(statistics.median(lengths)),
         "modules in a cycle of imports": len(set(imports_in_a_cycle())),
         "fields of `Round`": len(fields(Round)),
-        "fields of `UpdateQuery`": len(fields(UpdateQuery)),
+        "further fields of `RoundPlan`": len(fields(RoundPlan)) - len(fields(Round)),
+        "fields of `TrainQuery`": len(fields(TrainQuery)),
+        "parts of `ClientWork`": len(fields(ClientWork)),
         "fields of `Updates`": len(fields(Updates)),
         "methods and properties of `Algorithm` that a method may override": len(hooks),
         "class attributes of `Algorithm` that a method may set": len(attributes),

@@ -121,8 +121,17 @@ def cosine(guess: ArrayLike, truth: ArrayLike) -> float:
 
 
 def refused(error: FedcladeError | str) -> str:
-    """Return the detail of a row for a query that the client refused."""
-    return f"refused{REST}{str(error)[:110]}"
+    """Return the detail of a row for a query that the client refused.
+
+    Raises
+    ------
+    AssertionError
+        If the query was refused for a missing field. This says nothing about the attack, whose program
+        has to be adapted.
+    """
+    text = str(error)
+    assert "should be of type" not in text, text
+    return f"refused{REST}{text[:110]}"
 
 
 def try_query(attack: str, send: Callable[[], Content], field: str) -> Row:

@@ -52,7 +52,7 @@ from torch import Tensor
 from fedclade import DifferentialPrivacy, ExamplePrivacy, federation, load_federation, simulate
 from fedclade.channel import Budget, Channel, client_side, privatizing
 from fedclade.channel.signature import CountSketch
-from fedclade.core import FedcladeError, Query
+from fedclade.core import FedcladeError, Query, Updates
 from fedclade.data import Federation
 from fedclade.flower import wire
 from fedclade.flower.client_handler import ClientHandler
@@ -147,7 +147,7 @@ def read_update(policy: Policy, data: Federation) -> tuple[float, int]:
             sent = client._trained_for_sum(content)
         except FedcladeError:
             continue
-        clear = sent.required_deltas[0, LAYOUT.size :]
+        clear = sent_beside(sent)
         client._policy.check_clear(len(clear), D)
         told.append(clear)
         rows.append(directions(seed, D))
@@ -155,6 +155,15 @@ def read_update(policy: Policy, data: Federation) -> tuple[float, int]:
         return 0.0, 0
     found = np.linalg.lstsq(torch.cat(rows).numpy(), torch.cat(told).numpy(), rcond=None)[0]
     return cosine(found, update), len(rows)
+
+
+def sent_beside(updates: Updates) -> Tensor:
+    """Return the numbers that leave beside the masked update."""
+    try:
+        from fedclade.flower.secure.member import sent_in_clear
+    except ImportError:  # an earlier version, which appends them to the update
+        return updates.required_deltas[0, LAYOUT.size :]
+    return sent_in_clear(updates)
 
 
 def directions(seed: int, D: int) -> Tensor:

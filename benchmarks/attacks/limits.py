@@ -222,7 +222,9 @@ def bystanders() -> Iterator[Row]:
         public = shown["masking"], shown["sealing"], key.public, shown["signature"]
         given = {"min_honest": shown["min_honest"]} if "min_honest" in shown else {}
         adverts.append(Advert(number, *public, **given))
-    listing = Content.of(wire.record({"instance": "sum", **told(adverts, has_signers=True)}))
+    listing = Content.of(
+        wire.record({"what": "shares", "instance": "sum", **told(adverts, has_signers=True)})
+    )
     try:
         clients[0].shares(listing, states[0], keys[0])
     except FedcladeError as error:

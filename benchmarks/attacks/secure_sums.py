@@ -86,7 +86,7 @@ class Client:
     def _train(self, content: Content) -> Updates:
         one = torch.ones(1, dtype=torch.float64)
         deltas = torch.full((1, D), float(self.number))
-        return Updates(
+        return Updates.of(
             ids=(self.number,), sizes=10 * one, losses=one, norms=one, n_parameters=D, deltas=deltas
         )
 

@@ -14,7 +14,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
-from fedclade.core import ParameterTree, Round, Updates
+from fedclade.core import (
+    FromStored,
+    Lasting,
+    LocalTraining,
+    Nothing,
+    ParameterTree,
+    Splits,
+    TrainQuery,
+    Updates,
+)
 from fedclade.flower import wire
 from fedclade.runs import History
 from fedclade.training import store
@@ -46,35 +55,37 @@ class PlantedError:
 
 def store_after_every_query() -> AbstractContextManager[Any]:
     """Let clients store what they train for any purpose, and on parts of their data too."""
-    return patch.object(Round, "lasts", property(lambda self: True))
+    settle = store.WholeModels.settle
+
+    def settle_and_store(self: Any, query: TrainQuery, *arguments: Any) -> Any:
+        if isinstance(query.work.store, Nothing):
+            query = replace(query, work=replace(query.work, store=Lasting()))
+        return settle(self, query, *arguments)
+
+    return patch.object(store.WholeModels, "settle", settle_and_store)
 
 
 def tune_from_before_the_round() -> AbstractContextManager[Any]:
     """Let clients that fine-tune start from what they stored before the round, not in it."""
     start = store.WholeModels.start
 
-    def start_from_before(self: Any, query: Any, places: Sequence[int]) -> Any:
-        if not query.own or query.round.lasts:
-            return start(self, query, places)
-        before = self._store.before
-
-        def one_round_earlier(number: int, client: int) -> Mapping[str, Any]:
-            return before(number - 1, client)
-
-        with patch.object(self._store, "before", one_round_earlier):
-            return start(self, query, places)
+    def start_from_before(self: Any, query: TrainQuery, places: Sequence[int]) -> Any:
+        if query.work.start == FromStored(latest=True):
+            query = replace(query, work=replace(query.work, start=FromStored()))
+        return start(self, query, places)
 
     return patch.object(store.WholeModels, "start", start_from_before)
 
 
 def forget_the_scale_of_parts() -> AbstractContextManager[Any]:
     """Let clients send updates from parts of their data as they are, unscaled."""
-    of_part = Round.of_part
+    split = Splits.split
 
-    def without_scale(self: Round, place: int) -> Round:
-        return replace(of_part(self, place), longest=1.0)
+    def without_scale(self: Splits, place: int, local: LocalTraining) -> Any:
+        part, on_part = split(self, place, local)
+        return replace(part, longest=1.0), on_part
 
-    return patch.object(Round, "of_part", without_scale)
+    return patch.object(Splits, "split", without_scale)
 
 
 def share_one_optimizer_state() -> AbstractContextManager[Any]:

@@ -10,42 +10,74 @@ CLOSE = 0.01
 
 PAGE = """# Speed
 
-A round of federated averaging in fedclade and in five other simulators, at the same work: written by
-`benchmarks/peers/run.py`, from [`results.json`](../benchmarks/peers/results.json).
+This page answers the question how fast fedclade simulates federated learning, compared with other simulators. It
+compares one round of federated averaging (FedAvg) in fedclade and in five other simulators (*peers*), with the same
+data, model and training. In short: compared with the peers, fedclade is {headline}. The reason is that it trains
+all clients of a round at the same time ([how](performance.md)). `benchmarks/peers/run.py` made the measurements and
+writes this page from [`results.json`](../benchmarks/peers/results.json).
+
+There is a table for each *task*, which is a model and a number of clients. Each row is a simulator, from the fastest to
+the slowest. Three rows are not peers:
+
+- *fedclade, plain module* trains the same `nn.Module` as the peers.
+- *fedclade, its own model* trains fedclade's built-in model of the same name, which has the same layers.
+- *no federation: large batches* trains one model on all data, without clients, to show how fast the machine can train.
+
+The columns are:
+
+- **way**: how the simulator uses the {cores} CPU cores; if it has several ways, the fastest.
+- **seconds per round**: median time of a round.
+- **relative time**: time divided by the time of *fedclade, plain module* in the same repeat of the measurement: 2 means
+  that a round takes twice as long. The median is followed by the smallest and the largest value in brackets.
+- **samples/s**: number of training samples per second.
+- **accuracy**: accuracy of the last model on MNIST's test images, to show that all simulators do the same work.
 
 {tables}
 
-Medians of at least {repeats} runs, each a process, by turns in random order; in brackets the smallest and the largest.
-*Times* compares with fedclade in the same repeat.
+All values are medians of at least {repeats} runs. Each run is a separate process, and the simulators take turns in
+random order.
 
-## What is the same
+## What is the same for all simulators
 
-{images} MNIST images for each client, drawn at random; all clients in every round; one epoch of plain SGD in batches of
-{batch}, step size {lr}; a weighted mean; the same starting weights of the same plain `nn.Module` (`cnn`: two 5×5
-convolutions, a dense layer of 512). Steps were counted: {steps} for each client and round, in all. One function scores
-the last model on the 10,000 test images. {verdict}
-A round goes from one global model to the next, without evaluation, after one round that is not timed.
-{cores} CPU cores, Python {python}, torch {torch}, no GPU.
+- **Data**: {images} MNIST images for each client, drawn at random.
+- **Clients**: all clients train in every round.
+- **Training**: one epoch of plain SGD in batches of {batch}, with step size {lr}. We counted the steps: {steps} for
+  each client and round, in every simulator.
+- **Aggregation**: the mean of the clients' models, weighted by numbers of examples.
+- **Model**: the same plain `nn.Module` with the same initial weights; *fedclade, its own model* starts from
+  these weights, too. `mlp` is a multilayer perceptron; `cnn` has two 5×5 convolutions and a dense layer of 512 units.
+- **Timing**: a round is timed from one global model to the next, without evaluation. One round before the timed
+  rounds is not timed.
+- **Evaluation**: the same function scores the last model of every simulator on the 10,000 test images. {verdict}
+- **Machine**: {cores} CPU cores, Python {python}, torch {torch}, no GPU.
 
-## What is not
+## What differs
 
-- fedclade trains clients in one program or in a process for each core, as it [finds faster](performance.md#which-one);
-  the round that is not timed includes the search.
-- Where a peer can use the cores in two ways, both are run once, and the faster goes on (*way*).
-- Flower sends messages to Ray actors, which may be on many machines. fluke and PFLlib train clients one after
-  another; FL-bench does, too, or uses Ray.
-- pfl-research takes batches in a fixed order. PFLlib reads each client's file in every round.
-- *No federation*: one module, all images, large batches. What the machine can do at other work; its accuracy does not
-  compare.
-- What favours peers: clients' tensors stay in memory; evaluation, files and checkpoints are off.
+- **fedclade** trains all clients in one program, or in a process for each core (`workers` in the tables), and
+  [measures which is faster](performance.md#which-one). The measurement is in the round that is not timed.
+- **Peers with several ways to use the cores** are measured once in each way. All further repeats use the fastest way.
+- **Flower** sends messages to Ray actors, which could be on many machines. **fluke** and **PFLlib** train one
+  client after another. **FL-bench** trains one client after another or uses Ray.
+- **pfl-research** forms batches in a fixed order, without shuffling. **PFLlib** reads the file of each client in
+  every round.
+- ***No federation*** does different work: it trains one model on all images in large batches. Its accuracy cannot be
+  compared with the accuracies of the other rows.
+- **In favour of the peers**, the clients' tensors stay in memory, and evaluation, files and checkpoints are
+  switched off.
 
-## What installs
+## Installed versions
 
-{installs} fluke and FL-bench import torchvision, of which there was no CPU build: the names of its operators
-are [declared](../benchmarks/peers/shared/vision.py), none is called. Flower 1.42 asked for a later `certifi` than was
-to be had.
+The versions are: {installs}
+
+- **torchvision.** fluke and FL-bench import torchvision, of which no CPU build was available. Both call none of
+  torchvision's compiled operators, so the benchmark only [declares the names of these
+  operators](../benchmarks/peers/shared/vision.py).
+- **Flower.** Version 1.42 needs a later version of `certifi` than was available.
 
 ## Repeat it
+
+These commands install the simulators in separate environments, check that each makes the same number of steps,
+measure, and write this page:
 
 ```sh
 python benchmarks/peers/run.py --prepare
@@ -54,7 +86,8 @@ python benchmarks/peers/run.py
 python benchmarks/peers/run.py --page
 ```
 
-Requirements are pinned beside each peer; an interrupted call goes on where it stopped.
+The required versions are pinned in a file `requirements.txt` for each peer. If the measurement is interrupted, run
+the command again: it makes the runs that are missing.
 """
 
 
@@ -70,6 +103,7 @@ def page(results: Mapping[str, Any]) -> str:
         **settings,
         **machine,
         steps=settings["images"] // settings["batch"],
+        headline=headline(tasks),
         verdict=verdict(tasks),
         installs=installs(results),
     )
@@ -81,7 +115,7 @@ def table(name: str, rows: Mapping[str, Any], rounds: int) -> str:
     lines = [
         f"**`{model}`, {clients} clients**, {rounds} rounds",
         "",
-        "| | way | seconds a round | times | samples/s | accuracy |",
+        "| simulator | way | seconds per round | relative time | samples/s | accuracy |",
         "|:--|:--|--:|--:|--:|--:|",
     ]
     for row in sorted(rows.values(), key=lambda row: row["seconds"][0]):
@@ -103,6 +137,20 @@ def ranged(values: tuple[float, float, float]) -> str:
     return "{:.3g} ({:.3g}–{:.3g})".format(*values)
 
 
+def headline(tasks: Mapping[str, Any]) -> str:
+    """Return how many times as fast as the peers fedclade is, for each model."""
+    times: dict[str, list[float]] = {}
+    for name, rows in tasks.items():
+        model = name.split("-")[0]
+        peers = [key for key in rows if key != "central" and not key.startswith("fedclade")]
+        times.setdefault(model, []).extend(rows[key]["times_fedclade"][0] for key in peers)
+    parts = [
+        f"{min(ratios):.1f} to {max(ratios):.1f} times as fast with the model `{model}`"
+        for model, ratios in times.items()
+    ]
+    return ", and ".join(parts)
+
+
 def verdict(tasks: Mapping[str, Any]) -> str:
     """Return how far accuracies lie apart, of those that do the same work: their medians, and single runs of one."""
     peers = {
@@ -114,10 +162,13 @@ def verdict(tasks: Mapping[str, Any]) -> str:
     worst = max(apart, key=lambda name: apart[name])
     if apart[worst] <= CLOSE:
         return (
-            f"Their median accuracies lie at most {100 * apart[worst]:.1f} points apart, single runs of one peer "
-            f"{100 * alone:.1f}."
+            f"The simulators' median accuracies differ by at most {100 * apart[worst]:.1f} points, and accuracies of "
+            f"single runs of one simulator by at most {100 * alone:.1f} points."
         )
-    return f"**Median accuracies of `{worst}` lie {100 * apart[worst]:.1f} points apart: not the same work.**"
+    return (
+        f"**The median accuracies of `{worst}` differ by {100 * apart[worst]:.1f} points, so the work is "
+        "not the same.**"
+    )
 
 
 def _range(values: Sequence[float]) -> float:

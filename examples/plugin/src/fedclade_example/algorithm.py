@@ -1,13 +1,12 @@
 """An algorithm: a frozen dataclass whose fields are the keys of ``[algorithm]``, and its record, the entry point."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
 
 from torch.nn.functional import normalize
 
 import fedclade
-from fedclade import Clients, Round, RoundLog, State
+from fedclade import Clients, RoundLog, RoundPlan, State
 from fedclade.algorithms import Method, Paper
 
 
@@ -18,10 +17,11 @@ class UpdateKMeans(fedclade.FedAvg):
     r: int = 1
     n_clusters: int = 2
 
-    clusters_from: ClassVar[str] = "n_clusters"  # with fewer clients than that a config is refused
+    # with fewer clients than n_clusters a config is refused
+    requires = replace(fedclade.FedAvg.requires, clusters_from="n_clusters")
 
     def step(
-        self, state: State, cohort: Sequence[int], clients: Clients, this_round: Round
+        self, state: State, cohort: Sequence[int], clients: Clients, this_round: RoundPlan
     ) -> tuple[State, RoundLog]:
         """Train every cluster; in round r train all clients, and split them."""
         if this_round.number != self.r:
@@ -34,11 +34,10 @@ class UpdateKMeans(fedclade.FedAvg):
             [c for c, at in zip(updates.ids, labels, strict=True) if at == label]
             for label in set(labels)
         ]
-        # newcomers are compared with them
+        # A newcomer's update is compared with these, at the model at which these were computed.
         cached = [updates.signatures_of(members) for members in groups]
-        tree = tree.split(
-            0, groups, params=tree.nodes[0].params, cached=cached, round_number=self.r, criteria={}
-        )
+        start = state.tree.nodes[0].params
+        tree = tree.split(0, groups, params=start, cached=cached, round_number=self.r, criteria={})
         return State(tree), fedclade.log_of(parts)
 
 
